@@ -66,8 +66,7 @@ def main(cfg: DictConfig) -> None:
         _note(Refused(" ".join(HydraConfig.get().overrides.task), str(error)))
     except (KeyboardInterrupt, Terminated) as stop:
         forget_made()
-        kept = f" of this run; {len(DONE)} are kept in {FOLDER[0]}" if DONE else ""
-        print(f"interrupted; nothing was written{kept}", file=sys.stderr)
+        print(f"interrupted; {_left()}", file=sys.stderr)
         sys.exit(code_of(stop))
 
 
@@ -143,7 +142,13 @@ def _tell_all() -> int:
     return 3 if REFUSED else 0
 
 
-@telling("nothing was written")
+def _left() -> str:
+    """What a call leaves that is stopped now: of a multirun, the runs that have ended."""
+    kept = f" of this run; {len(DONE)} are kept in {FOLDER[0]}" if DONE else ""
+    return f"nothing was written{kept}"
+
+
+@telling(_left)
 def _command() -> int:
     # Hydra tells each run of a multirun on stdout, from the second on.
     logging.getLogger("hydra").setLevel(logging.WARNING)

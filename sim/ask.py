@@ -22,7 +22,8 @@ from rich.console import Console
 from sim.answers.ask import answer
 from sim.answers.ask_bench import Bench
 from sim.answers.ask_figure import draw
-from sim.answers.ask_gates import asked
+from sim.answers.ask_fits import fit_beside
+from sim.answers.ask_gates import GATES, asked
 from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.interrupts import telling
@@ -79,6 +80,9 @@ def _ask(words: Words, place: Path) -> Found:
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
     common += _at_the_end_of(int(own.get("context", "4096")), run)
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
+    made = place / GATES
+    if made.is_dir() and (systems := fit_beside(run.trace, made)):
+        gates += f"; {', '.join(systems)} are fitted on those of them that nobody is judged on"
     lengths = [one.prompt_tokens for one in run.trace.header.sequences]
     mean = sum(lengths) / len(lengths)
     context = multiprocessing.get_context("spawn")
@@ -90,7 +94,11 @@ def _ask(words: Words, place: Path) -> Found:
         task = bar.add_task("asking every system", total=None)
         try:
             patience = float(own.get("patience", "10"))
-            bench = Bench(common, pool, lambda: bar.advance(task), patience)
+
+            def tell() -> None:
+                bar.update(task, advance=1, total=bench.begun)
+
+            bench = Bench(common, pool, tell, patience)
             return answer(run, gates, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

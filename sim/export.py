@@ -20,7 +20,7 @@ from shlex import join, quote
 from rich.console import Console
 
 from sim.answers.ask_gates import asked
-from sim.answers.engine_flags import KV_BITS, STATE_BITS, Flags
+from sim.answers.engine_flags import STATE_BITS, Flags
 from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
 from sim.process.interrupts import telling
@@ -71,8 +71,6 @@ def _given(words: Words, place: Path) -> tuple[list[str], str]:
 
 def _search(words: Words, given: Sequence[str]) -> Search:
     kind = words.own.get("kv", "f16")
-    if kind not in KV_BITS:
-        raise ValueError(f"kv={kind} is none of {', '.join(KV_BITS)}")
     base = Flags(int(words.own.get("context", "4096")), keys=kind, values=kind)
     context = multiprocessing.get_context("spawn")
     with (

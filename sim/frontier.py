@@ -26,6 +26,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sim.process.interrupts import telling
+from sim.process.progress import tracked
 from sim.process.shared import Shared
 from sim.results.labels import Labels, labels_of, told, write_on
 from sim.results.looks import MARKERS, NEUTRAL, looks, save
@@ -146,7 +148,7 @@ def _policy(
         every = {slots: curve.at(slots) for slots in range(curve.least, most + 1)}
         return Policy(called, True, every, fewest, labels)
     walks: dict[int, Point] = {}
-    for slots in shown:
+    for slots in tracked(shown, f"walking {called}"):
         try:
             run = runs.make(name, slots, most)
             walks[slots] = walked(run.controller, run.workload)
@@ -263,6 +265,7 @@ def draw(found: Frontier, directory: Path) -> None:
         save(figure, directory / "figure")
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message."""
     try:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +26,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.board.certificates import certificate
-from sim.board.entries import Board, Entry, Left, boards_of, entered
+from sim.board.entries import Board, Entry, Left, boards_of, check_entrant, entered
 from sim.board.page import coverage_of, page
+from sim.process.interrupts import telling
 from sim.results.intervals import OVER
 from sim.results.labels import told
 from sim.results.overview import LOSSLESS
@@ -45,9 +45,9 @@ WIDTH = 118
 Files = dict[tuple[str, str], str]
 
 
+@telling("what is finished is recorded, the same words go on")
 def main(words: Sequence[str]) -> int:
     """Exit status, see above."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         given = read(verb_of("leaderboard"), words)
         own = given.own
@@ -56,19 +56,18 @@ def main(words: Sequence[str]) -> int:
             raise ValueError(f"name={plan.name} is a search; a leaderboard is of a grid or a list")
         output_dir = Path(own.get("output_dir", f"outputs/{plan.name}"))
         options = {"workers": own["workers"]} if "workers" in own else {}
-        cells = [entered(cell) for cell in plan_cells(plan)]
+        against = own.get("against", "lru")
+        planned = plan_cells(plan)
+        check_entrant(against, planned)
+        cells = [entered(cell) for cell in planned]
         conduct(plan.name, cells, make_launcher("pool", options), output_dir, False, say)
         rows = {row["key"]: row for row in read_cells(output_dir).to_dicts()}
         boards, left = boards_of(rows[cell.key] for cell in cells)
-        against = own.get("against", "lru")
         command = shlex.join(["moelab", "leaderboard", *words])
         write(boards, left, against, command, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; what is finished is recorded, the same words go on", file=sys.stderr)
-        return 130
     show(boards, left, against, int(own.get("top", 5)), Console(width=WIDTH))
     print(f"files: {output_dir / PAGE} {output_dir / TABLE} {output_dir / CERTIFICATES}/")
     return 0

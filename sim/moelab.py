@@ -25,6 +25,7 @@ from sim.process.interrupts import code_of
 from sim.verbs.begin import HELP, WRONG_WORDS, answered
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.page import print_index
+from sim.verbs.synonyms import spoken
 from sim.verbs.table import VERBS, by_words
 from sim.verbs.verb import Verb
 
@@ -105,7 +106,7 @@ def run(verb: Verb, words: Sequence[str]) -> int:
     """
     if (status := answered(verb, words)) is not None:
         return status
-    sys.argv = [sys.argv[0], *verb.lead, *words]
+    sys.argv = [sys.argv[0], *verb.lead, *spoken(verb, words)]
     try:
         runpy.run_module(verb.module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:

@@ -30,7 +30,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
 table { border-collapse: collapse; font-size: .9rem; } td, th { padding: .25rem .7rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; } tr + tr { border-top: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; min-width: 11rem; } tr + tr { border-top: 1px solid #ddd; }
 figure { margin: 0; } svg { max-width: 100%; height: auto; } .note { color: #555; font-size: .85rem; }
 .answer { font-size: 1.1rem; } .work { border-top: 2px solid #222; padding-top: 1rem; }
 .warning { color: #8a3b12; font-weight: 600; }
@@ -124,7 +124,7 @@ def _configuration(runs: Sequence[ReportedRun]) -> str:
             ),
             (
                 "resident"
-                f" {all_of({format(run.summary['budget']['resident_share'], '.0%') for run in runs})}"
+                f" {all_of({format(run.summary['budget']['resident_share'], '.4g') for run in runs})}"
             ),
             all_of(
                 {

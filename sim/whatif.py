@@ -9,7 +9,6 @@ import csv
 import json
 import multiprocessing
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -24,6 +23,7 @@ from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_figure import draw
 from sim.answers.whatif_questions import QUESTIONS, Question
 from sim.answers.whatif_words import sentence, table_of
+from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
 from sim.results.labels import labels_in, told
@@ -255,46 +255,45 @@ def _needed(
     cross: Crossing = crossing(over, low, high)
     turned, above, below = question.needs
     text = turned if cross.value is not None else above if cross.sign > 0 else below
+    amount = question.amount.format
     told = text.format(
         target=f"{target:g}",
-        value=f"{cross.value or 0:.3g}",
-        low=f"{cross.low:g}",
-        high=f"{cross.high:g}",
+        value=amount(cross.value or 0),
+        low=amount(cross.low),
+        high=amount(cross.high),
     )
-    told += f" ({question.axis})"
     return BreakEven("target", cross.value, cross.low, cross.high, None, told)
 
 
+@telling("what is done is kept: the same words go on from there")
 def main(arguments: Sequence[str]) -> int:
     """Answer one question; return the exit code.
 
     A question that cannot be asked ends with one line and exit code 2, and nothing is written.
     """
     try:
-        read(verb_of("whatif"), arguments)
-        name, *words = arguments
-        overwrite = "overwrite=yes" in words
-        words = [word for word in words if not word.startswith("overwrite=")]
-        output_dir, values, target, words = _settings(name, words, overwrite)
+        given = read(verb_of("whatif"), arguments)
+        own, words = given.own, given.overrides
+        (name,) = given.places
+        values = _values(name, own.get("values"))
+        target = float(own["target"]) if "target" in own else None
+        overwrite = own.get("overwrite") == "yes"
+        place = Path(own["output_dir"]) if "output_dir" in own else _default_folder(name, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(_on_base(QUESTIONS[name], base)).system
-        with locked(output_dir):
-            _check_output(output_dir, overwrite)
-            signal.signal(signal.SIGTERM, _on_signal)
+        with locked(place):
+            _check_output(place, overwrite)
             try:
-                found = _with_progress(name, words, values, output_dir / KEPT, target)
+                found = _with_progress(name, words, values, place / KEPT, target)
             finally:
                 # An older answer stays until there is a new one.
-                if not any((output_dir / KEPT).iterdir()):
-                    (output_dir / KEPT).rmdir()
-                    forget(output_dir)
-            _tell(found, system, output_dir)
+                if not any((place / KEPT).iterdir()):
+                    (place / KEPT).rmdir()
+                    forget(place)
+            _tell(found, system, place)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; what is done is kept: the same words go on from there", file=sys.stderr)
-        return 130
     return 0
 
 
@@ -322,10 +321,6 @@ def _check_output(directory: Path, overwrite: bool) -> None:
     (directory / KEPT).mkdir(exist_ok=True)
 
 
-def _on_signal(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _default_folder(name: str, overwrite: bool) -> Path:
     """The first folder of this question that is free, or has what an interrupted call left."""
     first = Path("outputs") / f"whatif_{name}"
@@ -337,31 +332,17 @@ def _default_folder(name: str, overwrite: bool) -> Path:
     )
 
 
-def _settings(
-    name: str, words: Sequence[str], overwrite: bool
-) -> tuple[Path, tuple[float, ...], float | None, list[str]]:
-    if name not in QUESTIONS:
-        raise ValueError(f"unknown question {name!r}; known: {', '.join(QUESTIONS)}")
-    output_dir, values, rest = _default_folder(name, overwrite), QUESTIONS[name].values, []
-    target: float | None = None
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(f"{word!r} is no key=value; try python -m sim.whatif --help")
-        if key == "output_dir":
-            output_dir = Path(text)
-        elif key == "target":
-            target = float(text)
-        elif key == "values":
-            try:
-                values = tuple(sorted(float(part) for part in text.split(",")))
-            except ValueError:
-                raise ValueError(f"values={text} must be numbers, separated by commas") from None
-            if not values or values[0] <= 0:
-                raise ValueError(f"values={text} must be above 0")
-        else:
-            rest.append(word)
-    return output_dir, values, target, rest
+def _values(name: str, text: str | None) -> tuple[float, ...]:
+    """The points that were asked for, in order; raise ValueError for what is no number above 0."""
+    if text is None:
+        return QUESTIONS[name].values
+    try:
+        values = tuple(sorted(float(part) for part in text.split(",")))
+    except ValueError:
+        raise ValueError(f"values={text} must be numbers, separated by commas") from None
+    if not values[0] > 0 or values[-1] == float("inf"):
+        raise ValueError(f"values={text} must be above 0, and finite")
+    return values
 
 
 def _with_progress(
@@ -377,10 +358,10 @@ def _with_progress(
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
         Shown(console=Console(stderr=True)) as bar,
     ):
-        task = bar.add_task(f"what if: {name}", total=None)
+        task = bar.add_task(f"what if: {name} ({len(values)} points, then a search)", total=None)
         try:
             return answer(name, words, values, pool, lambda: bar.advance(task), directory, target)
-        except KeyboardInterrupt:
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

@@ -78,6 +78,14 @@ MOST = {
     "token": INT32_MAX,
 }
 """The largest value of each column of whole numbers."""
+LISTS = ("experts", "weights")
+SEPARATOR = re.compile(r"\d[|;:/]\d")
+"""What others write between the numbers of a list, where a space belongs."""
+EXAMPLE = (
+    "sequence 0, position 0, phase prefill (or decode, chunk), site 0 (of those with experts),"
+    " experts 3 17"
+)
+"""A token at a site, column by column."""
 NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", re.A)
 LARGEST_FILE_BYTES = 1 << 33
 
@@ -114,6 +122,9 @@ def _csv_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]:
             continue
         rule = f"must have {len(names)} values, as line 1 has names"
         refuse(f"line {number}", len(cells) != len(names), line, rule)
+        for name, cell in zip(names, cells, strict=True):
+            apart = name in LISTS and SEPARATOR.search(cell) is not None
+            refuse(f"line {number}, {name}", apart, cell, "must be numbers separated by spaces")
         yield number, {name: _value(name, cell) for name, cell in zip(names, cells, strict=True)}
     refuse("line 1", not names, "absent", f"must name the columns {', '.join(NEEDED_COLUMNS)}")
 
@@ -121,7 +132,8 @@ def _csv_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]:
 def _check_names(refuse: Refuse, place: str, names: list[str]) -> None:
     missing = [name for name in NEEDED_COLUMNS if name not in names]
     rule = f"must name the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    refuse(place, bool(missing), ",".join(names), rule, "add" + (" them" if missing[1:] else " it"))
+    way = f"add {'them' if missing[1:] else 'it'}: {EXAMPLE}"
+    refuse(place, bool(missing), ",".join(names), rule, way)
     known = ", ".join((*NEEDED_COLUMNS, *OPTIONAL_COLUMNS))
     for name in names:
         wrong = name not in NEEDED_COLUMNS + OPTIONAL_COLUMNS

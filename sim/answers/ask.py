@@ -21,9 +21,8 @@ from sim.results.paired import paired
 from sim.results.run import Run
 from sim.setup.on_devices import holds_all
 from sim.study.trials import Trial, slots_a_layer
-from sim.values.places import CONF
 from sim.values.units import GIB
-from sim.verbs.names import names, read
+from sim.verbs.names import chosen_by, names
 
 PLAIN = "fp16"
 """The precision of systems that change none: they are asked at each of the precisions."""
@@ -82,10 +81,7 @@ def systems_at(precisions: Sequence[str], whole: Sequence[str] = ()) -> list[tup
 
 def _precision_of(system: str) -> str:
     """The precision that a system's file chooses."""
-    for one in read(CONF / "system" / f"{system}.yaml").get("defaults", ()):
-        if isinstance(one, dict) and "override /precision" in one:
-            return str(one["override /precision"])
-    return PLAIN
+    return chosen_by(system, "precision") or PLAIN
 
 
 def row_of(words: Sequence[str], found: Trial) -> Row:
@@ -230,9 +226,9 @@ def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
     factor, whose = _first(row, lambda f: _link_word(run, f), bench, target, low, high)
     peak = run.hardware.links[0].peak_gb_per_s
     if factor is None:
-        told = f"no link does, not even of {peak * high:.4g} GB/s{whose}"
+        told = f"no link of up to {peak * high:.4g} GB/s{whose}"
     else:
-        told = f"a link of {peak * factor:.3g} GB/s does ({factor:.2g}x this one){whose}"
+        told = f"a link of {peak * factor:.3g} GB/s ({factor:.2g}x this one){whose}"
     return Need("link", None if factor is None else peak * factor, told)
 
 
@@ -247,9 +243,9 @@ def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
         row, lambda gib: _memory_word(run, gib - memory), bench, target, memory, high
     )
     if size is None:
-        told = f"no memory does, not even of {high:.3g} GiB, which holds all experts{whose}"
+        told = f"no memory of up to {high:.3g} GiB, which holds all experts{whose}"
     else:
-        told = f"{size:.3g} GiB of memory do{whose}"
+        told = f"{size:.3g} GiB of memory{whose}"
     return Need("memory", size, told)
 
 
@@ -277,9 +273,9 @@ def _first(
             return float(found.summary["decode_tokens_per_s"])
 
         if (found := _least(speed, target, low, high)) is not None:
-            whose = "" if words == row.words else f" with {RESIDENT} at {row.precision}"
-            return found, whose
-    return None, f", nor with {RESIDENT}" if others else ""
+            system = row.system if words == row.words else RESIDENT
+            return found, f" with {system} at {row.precision}"
+    return None, f" with {row.name}" + (f" or {RESIDENT}" if others else "")
 
 
 def _least(speed: Callable[[float], float], target: float, low: float, high: float) -> float | None:

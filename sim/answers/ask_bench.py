@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, as_completed
 
 from sim.study.trials import Trial, trial
+from sim.verbs.names import chosen_by
 
 
 def trial_within(words: Sequence[str], seconds: float) -> Trial:
@@ -42,6 +43,11 @@ class Bench:
         self._patience = patience
         self._known: dict[tuple[str, ...], Future[Trial]] = {}
 
+    @property
+    def begun(self) -> int:
+        """How many trials have been asked for."""
+        return len(self._known)
+
     def ask(self, words: Sequence[str]) -> Future[Trial]:
         """The trial of these words, begun if it is new."""
         key = tuple(words)
@@ -62,5 +68,11 @@ class Bench:
             try:
                 found[asked[future]] = future.result()
             except (ValueError, OSError) as error:
-                refused.append((" ".join(asked[future]), " ".join(str(error).split())))
+                refused.append((" ".join(asked[future]), _why(asked[future], error)))
         return found, sorted(refused)
+
+
+def _why(words: tuple[str, ...], error: Exception) -> str:
+    """Why a system was refused, in one line; a command to fit its predictor can be typed as told."""
+    predictor = chosen_by(words[0].partition("=")[2], "predictor")
+    return " ".join(str(error).split()).replace("predictor=...", f"predictor={predictor}")

@@ -103,7 +103,7 @@ def between(interval: tuple[float, float] | None) -> str:
 
 def paragraph(found: Found) -> str:
     """The whole answer in sentences."""
-    return " ".join(_sentences(found))
+    return "\n".join(_sentences(found))
 
 
 def _sentences(found: Found) -> Iterator[str]:
@@ -199,9 +199,9 @@ def _target(found: Found) -> Iterator[str]:
         more = f" and {len(systems) - SHOWN} more" if len(systems) > SHOWN else ""
         yield f"{found.target:g} tokens/s {kind}: {who}{more} here."
     if found.needs:
-        best = next(group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind)))
+        kind = next(kind for kind in (LOSSLESS, LOSSY) if found.of(kind))
         needs = "; ".join(need.told for need in found.needs)
-        yield f"For {found.target:g} tokens/s with {best.name}, one thing at a time: {needs}."
+        yield f"What {found.target:g} tokens/s {kind} would need, one thing at a time: {needs}."
 
 
 def _surely(found: Found) -> str:

@@ -31,7 +31,8 @@ class Question:
       values that ran.
     - ``is_discrete``: there is nothing between two values.
     - ``needs`` says what a ``{target}`` asks for, in three texts: a ``{value}``; it is reached
-      everywhere from ``{low}`` to ``{high}``; it is reached nowhere.
+      everywhere from ``{low}`` to ``{high}``; it is reached nowhere. ``amount`` says a value of it,
+      with its unit.
     """
 
     axis: str
@@ -49,6 +50,7 @@ class Question:
     is_discrete: bool = False
     is_apart: bool = False
     base: tuple[str, ...] = ()
+    amount: str = "{:.3g}"
     needs: tuple[str, str, str] = (
         "{target} tokens/s need {value}",
         "{target} tokens/s are reached from {low} on",
@@ -188,6 +190,7 @@ QUESTIONS: dict[str, Question] = {
             "it waits longer than it computes even at {}",
             "it computes longer than it waits even at {}",
         ),
+        amount="{:.3g} of the expert bytes resident",
     ),
     "link": Question(
         "peak bandwidth of the link (GB/s)",
@@ -203,6 +206,7 @@ QUESTIONS: dict[str, Question] = {
         is_log=True,
         span=(1.0, 20_000.0),
         closed_form=_link_closed_form,
+        amount="a link of {:.3g} GB/s (peak)",
     ),
     "predictor": Question(
         "precision of the forecasts",
@@ -218,6 +222,7 @@ QUESTIONS: dict[str, Question] = {
             "no precision up to {} makes a prefetch pay",
             "a prefetch pays even at a precision of {}",
         ),
+        amount="forecasts of a precision of {:.3g}",
     ),
     "cpu": Question(
         "bandwidth of the host's memory (GB/s)",
@@ -239,6 +244,7 @@ QUESTIONS: dict[str, Question] = {
         is_log=True,
         span=(1.0, 2000.0),
         closed_form=_cpu_closed_form,
+        amount="host memory of {:.3g} GB/s",
     ),
     "bits": Question(
         "bits of a weight",
@@ -261,6 +267,7 @@ QUESTIONS: dict[str, Question] = {
         arithmetic=_kv_fills,
         is_apart=True,
         base=("budget=fit",),
+        amount="{:,.0f} tokens of context",
         needs=(
             "{target} tokens/s allow at most {value}",
             "{target} tokens/s are reached up to {high}",

@@ -103,6 +103,11 @@ class Check:
 
 def read_certificate(place: Path) -> dict[str, Any]:
     """The certificate in a file; raise ValueError, naming the key, for what is none."""
+    if not place.is_file():
+        raise ValueError(
+            f"{place} is no file; moelab leaderboard writes certificates, into"
+            " outputs/leaderboard/certificates unless told otherwise"
+        )
     size = place.stat().st_size
     if size > LARGEST_BYTES:
         raise ValueError(f"{place} has {size} bytes, and no certificate has over {LARGEST_BYTES}")

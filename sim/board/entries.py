@@ -24,6 +24,7 @@ from sim.results.paired import Paired, paired, paired_all
 from sim.study.cells import Cell
 from sim.study.rows import AXIS, DONE, Row
 from sim.values.units import GIB
+from sim.verbs.names import nearest
 
 RUNNER = "sim.study.worker"
 """The module that runs a cell: what it imports decides a run's numbers."""
@@ -49,6 +50,16 @@ def entered(cell: Cell) -> Cell:
     if blank := [word for word in cell.words if len(word.split()) != 1]:
         raise ValueError(f"{blank[0]!r} has blanks; write it without them, or rename what it names")
     return replace(cell, key=digest(cell.key, code_of(cell.config)))
+
+
+def check_entrant(name: str, cells: Iterable[Cell]) -> None:
+    """Raise ValueError unless one of the cells is an entrant of this name."""
+    first = ({part: cell.axes.get(part) for part in PARTS} for cell in cells)
+    known = {str(next(filter(None, named.values()), "")) for named in first}
+    if "" not in known and (name.split() or [""])[0] not in known:
+        raise ValueError(
+            f"against={name} is no entrant{nearest(name, known) or '; moelab list policies has them'}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,8 @@ from sim.workload.steps import Workload
 
 SHIPPED = ASSETS / "predictors"
 """A folder for each trace, by its name, with the fits that come with the project."""
+FITS = "fits"
+"""The folder of fits inside that of a trace."""
 
 
 def prepare(
@@ -42,7 +44,7 @@ def prepare(
     requires = policy.requires
     artefact = None
     if requires.fit is not None:
-        artefact = find_artefact(requires.fit, section, workload)
+        artefact = find_artefact(requires.fit, section, workload, directory)
     seen = 0
     if artefact is not None and requires.fit is not None and requires.fit.learnt:
         seen = _check_leakage(artefact, section, workload)
@@ -87,19 +89,29 @@ def _offer_gate_inputs(workload: Workload, directory: Path) -> None:
 # ---- the files of fits
 
 
-def find_artefact(fit: FitFile, section: str, workload: Workload) -> Artefact | None:
-    """The fit that the policy names, or the one that comes with the project for this trace; None
-    where there is none and the policy does without. Raise `ArtefactError`.
+def find_artefact(
+    fit: FitFile, section: str, workload: Workload, directory: Path
+) -> Artefact | None:
+    """The fit that the policy names, or the one that lies in the folder of the trace, or that comes
+    with the project for this trace; None where there is none and the policy does without. Raise
+    `ArtefactError`.
     """
     header = workload.trace.header
-    how = f"fit one with python -m {fit.command}, and give {section}.artefact=DIR/{fit.name}.json"
-    place = _shipped(header.name, fit.name) if fit.artefact is None else Path(fit.artefact)
-    if place is None and fit.optional:
-        return None
-    if place is None:
-        raise ArtefactError(
-            f"no fit {fit.name} comes with the project for trace {header.name}; {how}"
-        )
+    how = (
+        f"fit one with python -m {fit.command.replace('TRACE', str(directory))}, where runs of the"
+        f" trace find it, or give {section}.artefact=DIR/{fit.name}.json"
+    )
+    beside = directory / FITS / f"{fit.name}.json"
+    place = Path(fit.artefact) if fit.artefact is not None else beside
+    if fit.artefact is None and not beside.is_file():
+        shipped = _shipped(header.name, fit.name)
+        if shipped is None and fit.optional:
+            return None
+        if shipped is None:
+            raise ArtefactError(
+                f"no fit {fit.name} comes with the project for trace {header.name}; {how}"
+            )
+        place = shipped
     artefact = read_artefact(place)
     digest = trace_sha256(header)
     for what, found, wanted in (

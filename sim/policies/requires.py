@@ -76,11 +76,13 @@ class FitFile:
 
     ``kind`` names what was fitted. ``parameters`` are the policy's choices that a fit depends on: a
     file of other choices is refused (None: the policy looks at them itself). ``artefact`` is the
-    .json file, None the one that comes with the project for the run's trace; where there is none
-    the run is refused, or the policy does without it if it is ``optional``.
+    .json file, None the one in the folder ``fits`` of the run's trace, or that comes with the
+    project for it; where there is none the run is refused, or the policy does without it if it is
+    ``optional``.
 
     ``learn`` makes the arrays from rows of a trace (``python -m sim.fit``); raise ValueError where
-    the rows do not tell them. Where it is None, ``command`` says what makes the file.
+    the rows do not tell them. Where it is None, ``command`` says what makes the file; ``TRACE``
+    in it stands for the trace's folder.
 
     ``learnt``: the file generalises from the sequences that it lists, so a run of these sequences
     is refused. False: it records facts of rows, which a run may replay.
@@ -90,7 +92,7 @@ class FitFile:
     parameters: Mapping[str, str | int] | None = None
     artefact: str | None = None
     learn: Callable[[Sample, Track], dict[str, NDArray[Any]]] | None = None
-    command: str = "sim.fit predictor=... trace=... (or trace.path=DIR) output_dir=DIR"
+    command: str = "sim.fit predictor=... trace.path=TRACE output_dir=TRACE/fits"
     optional: bool = False
     learnt: bool = True
 

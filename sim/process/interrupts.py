@@ -34,11 +34,13 @@ def code_of(stop: BaseException) -> int:
     return 128 + signal.SIGTERM if isinstance(stop, Terminated) else 1
 
 
-def telling(kept: str) -> Callable[[Callable[Words, int]], Callable[Words, int]]:
+def telling(
+    kept: str | Callable[[], str],
+) -> Callable[[Callable[Words, int]], Callable[Words, int]]:
     """Of a command's ``main``: Ctrl-C and SIGTERM end it with ``interrupted; KEPT`` on stderr.
 
     The exit status is the signal's. ``kept`` says what the command leaves when it is stopped, and
-    how to go on.
+    how to go on; a function is asked when it happens.
     """
 
     def decorated(main: Callable[Words, int]) -> Callable[Words, int]:
@@ -48,7 +50,8 @@ def telling(kept: str) -> Callable[[Callable[Words, int]], Callable[Words, int]]
             try:
                 return main(*words, **options)
             except (KeyboardInterrupt, Terminated) as stop:
-                print(f"interrupted; {kept}", file=sys.stderr)
+                left = kept if isinstance(kept, str) else kept()
+                print(f"interrupted; {left}", file=sys.stderr)
                 return code_of(stop)
             finally:
                 signal.signal(signal.SIGTERM, before)

@@ -1,8 +1,9 @@
-"""Ends worker processes whose parent is gone."""
+"""Ends worker processes whose parent is gone, or that somebody's Ctrl-C reaches."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -11,8 +12,10 @@ from multiprocessing.connection import wait
 def leave_with_parent() -> None:
     """End this process once its parent is gone; a parent that was killed cannot tell its workers.
 
-    A thread watches the parent.
+    A thread watches the parent. Ctrl-C in a terminal reaches all processes: the parent says that it
+    was stopped, and a worker just ends, without a traceback of what it was importing.
     """
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     parent = parent_process()
 
     def watch() -> None:

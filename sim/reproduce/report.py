@@ -185,6 +185,8 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
         if v.claim.role in ("predicted", "transferred") and v.claim.rule != "order" and v.value
     ]
     with looks(paper.title) as plt:
+        from matplotlib.ticker import LogLocator, NullLocator
+
         figure, axes = plt.subplots(figsize=(8, 1.2 + 0.2 * len(rows)), layout="constrained")
         for place, v in enumerate(reversed(rows)):
             target = published(v.claim)
@@ -211,7 +213,11 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
                     transform=axes.get_yaxis_transform(),
                 )
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set(xscale="log", xlabel="simulated / published", yticks=range(len(rows)))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set(xlabel="simulated / published", yticks=range(len(rows)))
         axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
         for name, colour in COLOURS.items():
             axes.plot([], [], "o", color=colour, label=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from rich.table import Table
 
 from sim.results.intervals import OVER
 from sim.results.labels import told
-from sim.results.overview import BOUND, LOSSLESS, LOSSY, Line, Overview, Set
+from sim.results.overview import BOUND, LOSSLESS, LOSSY, Line, Overview, Refused, Set
 from sim.results.overview_figure import draw
 from sim.results.paired import TOO_FEW
 
 HEAD = ("resident", "system", "tokens/s", "95 %", "x best", "95 %")
 MOST_LINES = 40
 """Of more runs only the fastest at each budget are printed."""
+MOST_REFUSED = 3
+"""Of runs that are refused for one reason so many are named."""
+NUMBER = re.compile(r"\d+(\.\d+)?")
 LEAST_LINES = 3
 """So many at least."""
 
@@ -79,11 +83,14 @@ def notes(found: Overview) -> Iterator[str]:
     """What must be said below a table: labels, what an interval is of, and what was refused."""
     yield from told(found.named())
     yield f"x best: against the fastest lossless system at the budget, paired. {OVER}"
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[Refused]] = {}
     for one in found.refused:
-        reasons.setdefault(one.why, []).append(one.words)
-    for why, words in reasons.items():
-        yield f"refused ({len(words)}): {why}: {'; '.join(words)}"
+        # What differs by its numbers alone is one reason: pool 0, pool 3 ..
+        reasons.setdefault(NUMBER.sub("0", one.why), []).append(one)
+    for alike in reasons.values():
+        words = "; ".join(one.words for one in alike[:MOST_REFUSED])
+        more = f" and {len(alike) - MOST_REFUSED} more" if len(alike) > MOST_REFUSED else ""
+        yield f"refused ({len(alike)}): {alike[0].why}: {words}{more}"
 
 
 def show(found: Overview, console: Console) -> None:

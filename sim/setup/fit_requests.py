@@ -21,6 +21,7 @@ from sim.setup.choices import TraceChoice
 from sim.setup.parts import make_part
 from sim.traces.trace import Trace
 from sim.values.places import CONF
+from sim.verbs.names import of_file
 
 OUTPUT_DIR = "outputs/predictors"
 GROUPS = ("predictor", "trace")
@@ -83,6 +84,12 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
         fit_sequences(trace, choice.exclude, choice.max_sequences),
         Path(output_dir),
     )
+
+
+def predictor_of(name: str) -> Predictor:
+    """The predictor of this file of ``conf/predictor``, not made ready for any trace."""
+    predictor: Predictor = make_part({"predictor": of_file("predictor", name)}, "predictor")
+    return predictor
 
 
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:

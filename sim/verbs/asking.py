@@ -21,6 +21,7 @@ from sim.verbs.verb import Kind, Option, Verb
 ASK = "ask"
 LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
 SPLITS = ("layers", "slices", "copies")
+KV = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv")
 GATES = (
     Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
@@ -37,7 +38,9 @@ VERBS = (
         (
             Option("model", "whose experts", Kind.NAME, "", ("model",), is_needed=True),
             Option("machine", "on what", Kind.NAME, "", ("hardware",), is_needed=True),
-            Option("target", "tokens a second: also what is needed for them", Kind.NUMBER),
+            Option(
+                "target", "tokens a second: also what is needed for them", Kind.NUMBER, least=1e-3
+            ),
             Option(
                 "precisions",
                 "of systems that change none, with commas",
@@ -47,7 +50,7 @@ VERBS = (
             ),
             Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
             Option("gpus", "how many of the machine's GPU there are", Kind.WHOLE, "1", least=1),
-            Option("split", f"what each of them has: {', '.join(SPLITS)}", default=SPLITS[0]),
+            Option("split", "what each of them has", Kind.ONE, SPLITS[0], SPLITS),
             Option("patience", "how long one run may compute (s)", Kind.NUMBER, "10", least=1),
             *GATES,
             *out("outputs/ask_MODEL_MACHINE"),
@@ -71,7 +74,7 @@ VERBS = (
             Option("model", "whose experts", Kind.NAME, "", ("model",), is_needed=True),
             Option("machine", "on what", Kind.NAME, "", ("hardware",), is_needed=True),
             Option("context", "-c (tokens)", Kind.WHOLE, "4096", least=1),
-            Option("kv", "-ctk and -ctv", default="f16"),
+            Option("kv", "-ctk and -ctv", Kind.ONE, "f16", KV),
             Option(
                 "gpus", "how many of the machine's GPU; -ts splits layers", Kind.WHOLE, "1", least=1
             ),
@@ -136,7 +139,9 @@ VERBS = (
         "Say how speed depends on memory, link, predictor, cpu, bits or context, and where that turns.",
         (
             Option("values", "the points, separated by commas (in the question's unit)"),
-            Option("target", "tokens a second: also what is needed for them", Kind.NUMBER),
+            Option(
+                "target", "tokens a second: also what is needed for them", Kind.NUMBER, least=1e-3
+            ),
             *RUN,
             PARTS,
             Option(

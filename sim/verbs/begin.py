@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from runpy import run_module
 
+from sim.verbs.synonyms import spoken
 from sim.verbs.table import of_module, verb_of
 from sim.verbs.verb import Verb
 from sim.verbs.words import read
@@ -35,6 +36,8 @@ def begin() -> None:
         verb, words = verb_of("list"), words[1:]
     if verb is not None and (status := answered(verb, words)) is not None:
         sys.exit(status)
+    if verb is not None and not is_list:
+        sys.argv[1:] = spoken(verb, words)
     if is_list:
         # A run's command loads the simulator, which takes longer than the list.
         sys.argv = ["sim.list", *words]

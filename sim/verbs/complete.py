@@ -16,8 +16,7 @@ def ends_of(verb: Verb, begun: str) -> list[str]:
     if equals:
         return [f"{key}={end}" for end in values_of(verb, key, text)]
     known = {f"{option.key}=" for option in verb.options if not option.is_told_only}
-    if "|" in verb.places:
-        known |= set(verb.places.strip("[]").split("|"))
+    known |= {*verb.choices}
     if verb.place_group:
         known |= set(names(verb.place_group))
     if verb.config:

@@ -54,12 +54,12 @@ VERBS = (
                 ("hardware",),
                 is_needed=True,
             ),
-            Option("name", "of the new machine", is_needed=True),
+            Option("name", "name of the new machine", is_needed=True),
             Option("link", "which link the log is about", default="the one at the device"),
             Option("model", "whose work compute times are", Kind.NAME, "", ("model",)),
-            Option("precision", "at which", default="fp16"),
+            Option("precision", "of the experts that the log is of", default="fp16"),
             Option("context", "tokens so far", Kind.WHOLE, "1", least=1),
-            Option("rows", "that are fitted", Kind.WHOLE, "half", least=1),
+            Option("rows", "how many of the log's lines are fitted", Kind.WHOLE, "half", least=1),
             Option("output", "the file that is written", default="conf/hardware/NAME.yaml"),
         ),
         (
@@ -76,7 +76,7 @@ VERBS = (
         "Compute a model's sizes from its transformers configuration alone.",
         (
             Option("from", "its config.json", Kind.PLACE, is_needed=True),
-            Option("name", "of the model", default="the folder's"),
+            Option("name", "name of the model", default="the folder's"),
             Option("output", "the file of conf/model to write", default="printed"),
         ),
         (
@@ -203,7 +203,7 @@ VERBS = (
         "real.calibrate",
         "Measure this machine from inside the engine, as a machine of the simulator.",
         (
-            Option("name", "of the machine", is_needed=True),
+            Option("name", "name of the machine", is_needed=True),
             Option("device", "whose copies and experts", Kind.ONE, "cpu", ("cpu", "cuda", "host")),
             Option("size", "how much is measured", Kind.ONE, "full", SIZES),
             Option(

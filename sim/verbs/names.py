@@ -86,6 +86,14 @@ def chosen(config: str, group: str, words: Mapping[str, str]) -> str | None:
     return None
 
 
+def chosen_by(system: str, group: str) -> str | None:
+    """The file of a group that a system's file chooses; None where it leaves that to others."""
+    for one in read(CONF / "system" / f"{system}.yaml").get("defaults", ()):
+        if isinstance(one, dict) and f"override /{group}" in one:
+            return str(one[f"override /{group}"])
+    return None
+
+
 def _keys(text: Mapping[str, Any]) -> set[str]:
     return {key for one in text.get("defaults", ()) if isinstance(one, dict) for key in one}
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.verbs.synonyms import meanings
 from sim.verbs.table import GROUPS, VERBS
 from sim.verbs.verb import Kind, Option, Verb
 
@@ -59,6 +60,8 @@ def lines_below(verb: Verb) -> Iterator[str]:
     yield "\nexamples:"
     for example in verb.examples:
         yield f"  moelab {example}"
+    if said := [f"{other} for {own}" for other, own in meanings(verb)]:
+        yield f"\nalso: {', '.join(said)}"
     if verb.aliases:
         yield f"\nalso: {', '.join(f'moelab {name}' for name in verb.aliases)}"
     if verb.docs:

@@ -93,6 +93,11 @@ class Verb:
         words = ["moelab", self.name, self.places, "[KEY=VALUE ...]" if self.options else ""]
         return " ".join(word for word in words if word)
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What the word without ``=`` may be; () where it may be anything."""
+        return tuple(self.places.strip("[]").split("|")) if "|" in self.places else ()
+
     def option(self, key: str) -> Option | None:
         """The option of this key; None if the verb has none."""
         return next((one for one in self.options if one.key == key and not one.is_told_only), None)

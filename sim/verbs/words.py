@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sim.values.places import is_free
 from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
+from sim.verbs.synonyms import meanings, spoken
 from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
@@ -26,6 +27,14 @@ SEARCHES = (
 )
 """Words after which names may lie in folders that only Hydra knows."""
 YES = ("yes", "no")
+LISTED = {
+    "system": "systems",
+    "hardware": "machines",
+    "model": "models",
+    "trace": "traces",
+    "workload": "workloads",
+}
+"""What ``moelab list`` calls a group; the others are policies."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
     """
     own: dict[str, str] = {}
     overrides, places, flags = [], [], []
-    for word in arguments:
+    for word in spoken(verb, [*arguments]):
         key, equals, text = word.partition("=")
         if word.startswith("-") and verb.is_hydra:
             flags.append(word)
@@ -112,12 +121,11 @@ def _check_places(verb: Verb, places: Sequence[str]) -> None:
         system = place.split()[0] if place.split() else ""
         if not Path(place).exists() and "=" not in system and "/" not in system:
             check_names(verb.place_group, system, verb.place_group, False)
-    if "|" in verb.places and places:
-        allowed = verb.places.strip("[]").split("|")
-        if places[0] not in allowed:
-            raise ValueError(
-                f"{places[0]!r} is none of {', '.join(allowed)}{nearest(places[0], allowed)}"
-            )
+    if verb.choices and places and places[0] not in verb.choices:
+        raise ValueError(
+            f"{places[0]!r} is none of {', '.join(verb.choices)}"
+            f"{nearest(places[0], (*verb.choices, *dict(meanings(verb))))}"
+        )
 
 
 def _check_own(verb: Verb, key: str, text: str) -> None:
@@ -174,7 +182,9 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
     known = names(group)
     for name in text.split(","):
         if name not in known:
-            near = nearest(name, known) or f"; moelab list, or conf/{group}, has them"
+            near = nearest(name, known) or f"; moelab list {LISTED.get(group, 'policies')} has them"
+            if group == "trace" and Path(name).is_dir():
+                near = f"; a folder is given as trace.path={name}"
             raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
     if "," in text and not several:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")

@@ -1,4 +1,4 @@
-"""A hundred wrong lines over all verbs, and what their refusal must say."""
+"""Wrong lines over all verbs, and what their refusal must say."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ WRONG = {
     "whatif link sytem=lru": "did you mean system?",
     "whatif link system=lruu": "did you mean lru?",
     "whatif link memory": "'memory' is no KEY=VALUE",
-    "whatif context": "'context' is none of memory, link, predictor, cpu, bits, kv",
+    "whatif width": "'width' is none of memory, link, predictor, cpu, bits, kv",
+    "whatif bandwith": "did you mean bandwidth?",
+    "whatif bandwidth machine=rtx4090": "did you mean rtx4090_",
     "load capture/assets/traces/tiny_mixtral outptu=a.json": "did you mean output?",
     "export model=qwen3_30b_a3b": "missing machine=...",
     "export model=qwen3_30b_a3b machine=rtx4090_pcie4 budget=fit": "budget is not given so here",
@@ -155,4 +157,26 @@ WRONG = {
     "real quality_fit fit=width": "did you mean widths?",
     "real quality_figures fit=2": "missing figure=...",
     "real closed_loop systems=lru,floo": "did you mean floe?",
+    "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 split=slice": "did you mean slices?",
+    "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 target=0": "target=0 must be a number from 0.001 on",
+    "ask model=qwen3_30b_a3b hardware=rtx409_pcie4": "did you mean rtx4090_pcie4?",
+    "whatif link target=fast": "target=fast must be a number",
+    "run workload.draft_token=2": "did you mean draft_tokens?",
+    "run devices=layers_2 hardware.devices.cuont=2": "did you mean count?",
+    "export model=qwen3_30b_a3b machine=rtx4090_pcie4 kv=q8": "did you mean q8_0?",
+    "leaderboard workers=0": "workers=0 must be a whole number from 1 on",
+    "leaderboard top=few": "top=few must be a whole number",
+    "leaderboard lru": "'lru' is no KEY=VALUE",
+    "certify": "missing FILE",
+    "certify a.json b.json": "'b.json' is no KEY=VALUE",
+    "frontier points=0": "points=0 must be a whole number from 1 on",
+    "frontier overwrite=maybe": "maybe is none of yes, no",
+    "load": "missing",
+    "load capture/assets/traces/tiny_mixtral": "missing output=...",
+    "capture check_synthesis step=3": "step is no option",
+    "capture repack a b": "'b' is no KEY=VALUE",
+    "real closed_loop system=lru": "is not given so here",
+    "real probe output=": "output= is empty",
+    "real quality_front a mesure=x": "mesure is no option",
+    "real quality_figures": "missing",
 }

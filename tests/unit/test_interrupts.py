@@ -95,7 +95,8 @@ def test_a_program_that_imports_the_packages_keeps_its_own_way_of_telling_errors
 
 
 LONG = {
-    "sim": "ask check compare demo export fit reproduce.__main__ screen study.__main__",
+    "sim": "ask check compare demo export fit frontier leaderboard reproduce.__main__ screen"
+    " study.__main__ whatif",
     "capture": "__main__ calibrate channels check_synthesis fit get import_trace stats synthesize"
     " train_tiny",
     "real": "calibrate closed_loop quality quality_figures quality_fit quality_front"

@@ -16,9 +16,11 @@ from sim.answers import ask as answers
 from sim.answers import ask_bench
 from sim.answers.ask import _first, _least, fits_of, systems_at
 from sim.answers.ask_bench import trial_within
+from sim.answers.ask_fits import fit_beside
 from sim.answers.ask_gates import choose, preset_of, recorded
 from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Row, alike
 from sim.answers.ask_words import paragraph
+from sim.fitting.artefact import read_artefact
 from sim.results.labels import Labels
 from sim.results.paired import Paired
 from sim.setup.configure import configure
@@ -110,7 +112,7 @@ def test_what_a_target_needs_is_enough_and_not_much_more(
     assert ask.main([*WORDS, "target=9", "context=1"]) == 0
     found = json.loads((PLACE / "answer.json").read_text(encoding="utf-8"))
     needs = {need["what"]: need["value"] for need in found["needs"]}
-    assert "For 9 tokens/s with lru at fp16, one thing at a time: a link of " in found["answer"]
+    assert "What 9 tokens/s lossless would need, one thing at a time: a link of " in found["answer"]
     common = ["model=tiny_gates_half_mixtral", "budget=fit", "system=lru", *FEW]
     for key, what in (("links.pcie.peak_gb_per_s", "link"), ("memory_gib", "memory")):
         for share, reaches in ((1.0, True), (0.95, False)):
@@ -180,6 +182,23 @@ def test_gates_are_recorded_ones_of_the_shape_or_synthetic_ones_of_the_name(tmp_
         choose(odd, [], request, tmp_path / "c")
 
 
+def test_what_systems_learn_is_fitted_on_gates_that_nobody_is_judged_on(tmp_path: Path) -> None:
+    request = Request("", 2, sequences=4, prompt_tokens=3, lookahead=3)
+    gates = choose(model_of("model=switch_base_8"), [], request, tmp_path)
+    words = [*gates.words, "model=switch_base_8", "budget=fit"]
+    run = prepared([*words, "system=lru"])
+    with pytest.raises(ValueError, match=rf"no fit next_site .*trace\.path={tmp_path} output_dir="):
+        prepared([*words, "system=eap"])
+    assert fit_beside(run.trace, tmp_path) == ("eap", "edgemoe", "moe_infinity", "sida")
+    judged = {one.sequence for one in run.workload.sequences}
+    for place in (tmp_path / "fits").glob("*.json"):
+        learnt_on = read_artefact(place).sequences
+        assert len(learnt_on) == 2
+        assert not judged & set(learnt_on)
+    for system in ("eap", "edgemoe", "moe_infinity", "sida"):
+        prepared([*words, f"system={system}"])
+
+
 def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -221,13 +240,19 @@ def test_where_the_fastest_system_gains_nothing_by_more_lru_may() -> None:
     """A system that computes on the CPU stays as slow as the CPU is."""
     words = ("system=on_cpu", "precision=fp16")
     fastest = replace(row("on_cpu", 44.0), words=words)
-    for target, least, whose in ((40, 4.0, ""), (60, 30.0, " with lru at fp16")):
+    for target, least, whose in (
+        (40, 4.0, " with on_cpu at fp16"),
+        (60, 30.0, " with lru at fp16"),
+    ):
         stated = Stated({"on_cpu": 10.0, "lru": 2.0}, {"on_cpu": 44.0, "lru": 70.0})
         found, told = _first(fastest, "x={:g}".format, stated, target, 1.0, 64.0)
         assert found is not None
         assert least <= found <= least * 1.04
         assert told == whose
-    assert _first(fastest, "x={:g}".format, stated, 90, 1.0, 64.0) == (None, ", nor with lru")
+    assert _first(fastest, "x={:g}".format, stated, 90, 1.0, 64.0) == (
+        None,
+        " with on_cpu at fp16 or lru",
+    )
 
 
 def row(system: str, speed: float, precision: str = "fp16") -> Row:

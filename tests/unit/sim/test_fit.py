@@ -92,7 +92,7 @@ def test_a_trace_without_a_fit_split_is_refused(bundled_trace: Trace) -> None:
 
 @pytest.mark.parametrize("name", FITTED)
 def test_what_ships_is_of_the_bundled_trace_and_its_fit_split(
-    configure: Configure, bundled_trace: Trace, name: str
+    configure: Configure, bundled_trace: Trace, name: str, tmp_path: Path
 ) -> None:
     predictor = make_object(configure(f"predictor={name}").predictor)
     workload = Workload(
@@ -101,7 +101,7 @@ def test_what_ships_is_of_the_bundled_trace_and_its_fit_split(
         batching="sequential",
         lookahead=predictor.requires.lookahead_sites,
     )
-    artefact = find_artefact(predictor.requires.fit, "predictor", workload)
+    artefact = find_artefact(predictor.requires.fit, "predictor", workload, tmp_path)
     assert set(artefact.sequences) <= set(fit_sequences(bundled_trace))
     if artefact.kind != "learned":
         fresh = fit_from_rows(predictor.requires.fit, bundled_trace, fit_sequences(bundled_trace))
@@ -110,6 +110,21 @@ def test_what_ships_is_of_the_bundled_trace_and_its_fit_split(
         assert all((artefact.arrays[key] == fresh.arrays[key]).all() for key in fresh.arrays), (
             "make predictors"
         )
+
+
+def test_a_fit_in_the_folder_of_its_trace_comes_before_what_ships(
+    configure: Configure, bundled_trace: Trace, tmp_path: Path
+) -> None:
+    wanted = make_object(configure("predictor=next_site").predictor).requires.fit
+    workload = Workload(bundled_trace, split="eval", batching="sequential")
+    few = fit_sequences(bundled_trace)[:2]
+    write_artefact(tmp_path / "fits", wanted.name, fit_from_rows(wanted, bundled_trace, few))
+    found = find_artefact(wanted, "predictor", workload, tmp_path)
+    assert found is not None
+    assert found.sequences == few
+    shipped = find_artefact(wanted, "predictor", workload, tmp_path / "elsewhere")
+    assert shipped is not None
+    assert len(shipped.sequences) > 2
 
 
 def test_what_ships_stays_small() -> None:

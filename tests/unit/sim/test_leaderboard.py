@@ -70,6 +70,17 @@ def test_a_search_is_no_board(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a search" in capsys.readouterr().err
 
 
+def test_a_rival_that_is_no_entrant_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["against=sive"]) == 2
+    assert capsys.readouterr().err == "error: against=sive is no entrant; did you mean sieve?\n"
+    assert main(["against=nobody at all"]) == 2
+    assert "moelab list policies has them" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_page_has_all_rows_and_names_no_other_place() -> None:
     boards, left = small()
     text = page(boards, left, "lru", {(boards[0].name, "fifo"): "c.json"}, "moelab leaderboard")

@@ -252,11 +252,11 @@ def test_what_a_number_of_tokens_needs_is_found_and_told() -> None:
     value, told = needed((slow + fast) / 2)
     assert value is not None
     assert 8 < value < 63
-    assert "tokens/s need" in told
+    assert told.endswith(f"tokens/s need a link of {value:.3g} GB/s (peak)")
     never, why = needed(2 * fast)
     assert never is None
-    assert why.startswith("nothing up to 63 gives")
-    assert "are reached from 8 on" in needed(slow / 2)[1]
+    assert why.startswith("nothing up to a link of 63 GB/s (peak) gives")
+    assert "are reached from a link of 8 GB/s (peak) on" in needed(slow / 2)[1]
     bits = answer("bits", ["system=lru", *SHORTER], (2.5, 16), Inline(), target=1e-3)
     assert bits.target is not None
     assert bits.target.told == "0.001 tokens/s are reached at 2.5, 16"
@@ -342,6 +342,9 @@ def test_a_kept_run_is_the_run(tmp_path: Path) -> None:
         (["memory", "lru"], "'lru' is no KEY=VALUE"),
         (["memory", "values=a"], "values=a must be numbers"),
         (["memory", "values=0,1"], "values=0,1 must be above 0"),
+        (["memory", "values=nan"], "values=nan must be above 0"),
+        (["bandwidth", "values=8,inf"], "values=8,inf must be above 0, and finite"),
+        (["bandwidth", "machine=rtx409"], "there is no hardware 'rtx409'"),
         (["memory", "system=nosuch"], "there is no system 'nosuch'"),
         (["memory", "hardware.memory_gib=1"], "the device holds 1 GiB"),
     ],

@@ -234,11 +234,15 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
     ("text", "place", "rule"),
     [
         ("", "line 1", "must name the columns sequence, position, phase, site, experts"),
-        ("sequence,position,phase,site\n", "line 1", "must name the column experts; add it"),
+        (
+            "sequence,position,phase,site\n",
+            "line 1",
+            "must name the column experts; add it: sequence 0, position 0, phase",
+        ),
         (
             "token,experts\n",
             "line 1",
-            "must name the columns sequence, position, phase, site; add them",
+            "must name the columns sequence, position, phase, site; add them: sequence 0, ",
         ),
         (
             "sequence,position,phase,site,experts,gate\n",
@@ -253,6 +257,11 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
             "must have 5 values, as line 1 has names",
         ),
         ("sequence,position,phase,site,experts\n\n", "line 2", "must have 5 values"),
+        (
+            "sequence,position,phase,site,experts\n0,0,decode,0,1|2\n",
+            "line 2, experts",
+            "must be numbers separated by spaces",
+        ),
         (
             "sequence,position,phase,site,experts\n0,0,decode,0,1  2\n",
             "line 2, experts",

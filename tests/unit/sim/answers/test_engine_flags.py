@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from sim import __main__ as command
-from sim.answers.engine_flags import Flags, read_flags, words_of
+from sim.answers.engine_flags import KV_BITS, Flags, read_flags, words_of
 from sim.results.run import Run
 from sim.setup.execute import execute
 from sim.study.trials import prepared
+from sim.verbs.asking import KV
 
 SMALL = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=2")
 """The bundled model: 16 layers of 8 experts."""
@@ -173,3 +174,7 @@ def test_a_run_takes_flags_for_the_words_that_they_stand_for(
     before = list(sys.argv)
     command._take_flags()
     assert sys.argv == before, "without flags nothing changes"
+
+
+def test_the_verb_offers_the_kinds_of_keys_and_values_that_flags_know() -> None:
+    assert tuple(KV_BITS) == KV

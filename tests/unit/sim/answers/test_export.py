@@ -222,7 +222,7 @@ def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["kv=q3"], "kv=q3 is none of f32, f16"),
+        (["kv=q3"], "kv=q3: q3 is none of f32, f16"),
         (["context=1"], "workload.context_tokens=1 is shorter than sequence"),
         (["system=lru"], "system is not given so here"),
         (["hardware.memory_gib=1"], "the device holds 1 GiB"),

@@ -165,6 +165,8 @@ def test_hostile_files_are_refused_in_one_line(
 def test_what_is_no_file_of_json_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "x.json"
     place.write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="is no file; moelab leaderboard writes certificates"):
+        read_certificate(place.parent)
     with pytest.raises(ValueError, match="is no JSON"):
         read_certificate(place)
     place.write_bytes(b" " * (certificates.LARGEST_BYTES + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,9 @@ def test_a_dot_is_the_default_over_the_published_value_and_a_bar_the_grid(
     assert list(ticks(axis, "y").values())[::-1] == [
         f"{v.claim.id} Fig. {v.claim.id} / left" for v in drawn
     ]
+    labels = [tick.get_text() for tick in axis.get_xticklabels()]
+    assert labels
+    assert all(re.fullmatch(r"[\d.]+", label) for label in labels), "1, 2 and 5, not 10^0"
     middle = {"A": 2.31, "B": 0.34, "C": 0.0045, "D": 1.4}
     dots, bars = {}, {}
     for line in axis.lines:

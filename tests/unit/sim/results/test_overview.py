@@ -15,7 +15,7 @@ from helpers import drawn
 from helpers.overviews import BOUNDED, LOST, run
 from helpers.printed import Heard, rows_of, shows
 from sim.results.overview import BOUND, LOSSLESS, LOSSY, Done, Overview, Refused, overview
-from sim.results.overview_words import MOST_LINES, show, verdict, write
+from sim.results.overview_words import MOST_LINES, notes, show, verdict, write
 
 
 def test_the_best_of_a_budget_is_lossless_and_others_are_told_by_their_kind() -> None:
@@ -82,6 +82,11 @@ def test_everything_is_printed_once_and_written_four_ways(tmp_path: Path) -> Non
     kept = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     assert [row["system"] for row in rows] == [row["system"] for row in kept["runs"]]
     assert kept["answers"] == [verdict(one) for one in found.sets]
+    many = [Refused(f"system={name}", f"pool {name} is 0.{name} full") for name in range(9)]
+    (line,) = [one for one in notes(overview([run("a", 2)], many)) if one.startswith("refused")]
+    assert line.startswith(
+        "refused (9): pool 0 is 0.0 full: system=0; system=1; system=2 and 6 more"
+    )
     assert kept["refused"][1] == {"words": "system=y", "why": "no room"}
     for name in ("table.csv", "table.md", "table.json", "figure.svg"):
         assert "lossy (experts skipped)" in (tmp_path / name).read_text(encoding="utf-8"), name

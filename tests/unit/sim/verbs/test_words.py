@@ -130,6 +130,21 @@ def test_the_folder_of_results_must_be_free_unless_it_may_be_overwritten(tmp_pat
     read(verb_of("run"), [word, "overwrite=yes"])
 
 
+def test_a_name_that_is_near_to_none_is_answered_with_the_list_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for word, way in (
+        ("machine=x", "moelab list machines has them"),
+        ("cache=zzz", "moelab list policies has them"),
+        ("trace=nowhere", "moelab list traces has them"),
+        ("trace=mine", "a folder is given as trace.path=mine"),
+    ):
+        with pytest.raises(ValueError, match=f"{way}$"):
+            read(verb_of("run"), [word])
+
+
 def test_a_shell_is_offered_keys_names_and_machine_keys() -> None:
     run, sweep, whatif = verb_of("run"), verb_of("sweep"), verb_of("whatif")
     assert "system=" in ends_of(run, "sys")

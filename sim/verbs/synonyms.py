@@ -1,0 +1,53 @@
+"""Words that mean the same: a verb takes each of them for the one that it declares.
+
+One verb calls the machine ``machine``, because it sets the whole question; another ``hardware``,
+because that is the section of the configuration. A user need not know which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+from sim.verbs.verb import Verb
+
+KEYS = (("hardware", "machine"),)
+"""Keys that mean the same thing."""
+CHOICES = (
+    ("link", "bandwidth"),
+    ("kv", "context"),
+    ("bits", "precision"),
+    ("memory", "budget"),
+    ("machines", "hardware"),
+)
+"""Words without ``=`` that mean the same thing."""
+
+
+def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
+    """``words`` as the verb declares them. What it knows itself stays as it is.
+
+    >>> from sim.verbs.table import verb_of
+    >>> spoken(verb_of("whatif"), ["bandwidth", "machine=rtx4090_pcie4"])
+    ['link', 'hardware=rtx4090_pcie4']
+    >>> spoken(verb_of("ask"), ["hardware=rtx4090_pcie4", "hardware.memory_gib=12"])
+    ['machine=rtx4090_pcie4', 'hardware.memory_gib=12']
+    """
+    meant = dict(meanings(verb))
+    found = []
+    for word in words:
+        key, equals, text = word.partition("=")
+        own = meant.get(f"{key}{equals}")
+        found.append(word if own is None else f"{own}{text}")
+    return found
+
+
+def meanings(verb: Verb) -> Iterator[tuple[str, str]]:
+    """Each word that a verb takes for one of its own, with that one; a key ends with ``=``."""
+    keys = [one.key for one in verb.options]
+    for one in KEYS:
+        for own, other in permutations(one):
+            if own in keys and other not in keys:
+                yield f"{other}=", f"{own}="
+    for own, other in CHOICES:
+        if own in verb.choices:
+            yield other, own

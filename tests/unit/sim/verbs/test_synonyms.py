@@ -1,0 +1,53 @@
+"""A word that means what a verb declares is taken for it, by every way into the verb."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import pytest
+
+from sim import moelab
+from sim.verbs.synonyms import KEYS, meanings, spoken
+from sim.verbs.table import VERBS, verb_of
+from sim.verbs.words import read
+
+
+def test_a_machine_is_named_by_either_key_wherever_one_of_them_is() -> None:
+    for verb in VERBS:
+        known = {option.key for option in verb.options} & {"machine", "hardware"}
+        for own in known:
+            words = ["machine=rtx4090_pcie4", "hardware.memory_gib=12"]
+            other = [f"hardware={words[0].partition('=')[2]}", words[1]]
+            expected = [f"{own}=rtx4090_pcie4", words[1]]
+            assert spoken(verb, words) == spoken(verb, other) == expected, verb.name
+
+
+def test_a_word_that_the_verb_knows_itself_stays() -> None:
+    export = verb_of("export")
+    words = ["kv=q8_0", "context=8192", "precision=q4_k_m"]
+    assert spoken(export, words) == words
+    assert spoken(verb_of("whatif"), ["bits", "precision=int4"]) == ["bits", "precision=int4"]
+
+
+def test_what_stands_for_a_word_is_no_word_of_the_verb() -> None:
+    for verb in VERBS:
+        for said, own in meanings(verb):
+            assert said != own
+            assert said not in verb.choices
+            assert not said.endswith("=") or verb.option(said.rstrip("=")) is None
+    assert KEYS
+
+
+def test_the_questions_take_the_words_that_other_verbs_have_for_them() -> None:
+    whatif = verb_of("whatif")
+    for said, own in (("bandwidth", "link"), ("context", "kv"), ("precision", "bits")):
+        assert read(whatif, [said, "system=lru"]).places == (own,)
+
+
+def test_a_command_gets_the_words_as_it_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[list[str]] = []
+    monkeypatch.setattr(runpy, "run_module", lambda *_, **__: got.append(sys.argv[1:]))
+    monkeypatch.setattr(sys, "argv", ["moelab"])
+    assert moelab.main(["run", "system=lru", "machine=rtx3090_pcie4"]) == 0
+    assert got == [["system=lru", "hardware=rtx3090_pcie4"]]
