@@ -24,9 +24,12 @@ def test_a_process_ends_with_1_when_its_parent_is_gone_and_runs_on_without_one(
     before = set(threading.enumerate())
     made: list[threading.Thread] = []
     start = threading.Thread.start
-    monkeypatch.setattr(
-        threading.Thread, "start", lambda thread: (made.append(thread), start(thread))
-    )
+
+    def noted(thread: threading.Thread) -> None:
+        made.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
     orphans.leave_with_parent()
     (watcher,) = made
     assert watcher.daemon, "a thread that is none would keep the process from ending"

@@ -32,7 +32,8 @@ def run_in(place: Path, summary: dict[str, Any] | None = None) -> ReportedRun:
 def summary(system: str = "lru", **others: Any) -> dict[str, Any]:
     trace = {"name": others.pop("trace", "t"), "split": "eval", "sequences": 2}
     share = others.pop("share", 0.25)
-    found = {name: {} for name in SHOWN} | {
+    found: dict[str, Any] = {name: {} for name in SHOWN}
+    found |= {
         "system": system,
         "hardware": "h",
         "model": "m",
@@ -99,7 +100,7 @@ def test_what_is_on_the_device_is_known_from_all_files_of_a_run_without_staging(
         "link_utilisation": {"pcie": 0.5},
         "budget": {"slot_bytes": {"fp16": 2**30}, "initial_bytes": 2**31},
     }
-    if missing not in (None, "staged"):
+    if missing is not None and missing != "staged":
         (tmp_path / missing).unlink()
     run = run_in(tmp_path, told)
     assert run.plane == (None if missing == "config.yaml" else 8)
