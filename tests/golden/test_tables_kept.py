@@ -2,7 +2,7 @@
 
 The numbers are those of each table's own tests, made by hand, which say what is right. Here nothing
 changes without a word: ``tables/`` keeps what a terminal of 110 letters is sent, styles as
-``<1;36>``, and ``python -m pytest tests/golden/test_tables.py --anew`` writes it anew.
+``<1;36>``, and ``python -m pytest tests/golden/test_tables_kept.py --anew`` writes it anew.
 """
 
 from __future__ import annotations

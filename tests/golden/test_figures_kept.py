@@ -2,7 +2,7 @@
 
 The figures are drawn of runs that are made by hand, those of each figure's own tests, which say
 what is right. Here nothing changes without a word: ``figures/`` keeps their content, and
-``python -m pytest tests/golden/test_figures.py --anew`` writes it anew.
+``python -m pytest tests/golden/test_figures_kept.py --anew`` writes it anew.
 """
 
 from __future__ import annotations
