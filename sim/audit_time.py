@@ -45,12 +45,13 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0 if arguments else 2
-    folder, words = Path(arguments[0]), [w for w in arguments[1:] if not w.startswith(OWN)]
-    kept = [w.removeprefix(OWN) for w in arguments[1:] if w.startswith(OWN)]
+    folder, *rest = arguments
+    words = [word for word in rest if not word.startswith(OWN)]
+    kept = [word.removeprefix(OWN) for word in rest if word.startswith(OWN)]
     try:
         if kept:
             check_writable(Path(kept[-1]))
-        found, title, labels = audit(folder, words)
+        found, title, labels = audit(Path(folder), words)
         if kept:
             write(Path(kept[-1]), found, title, labels)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:

@@ -182,7 +182,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
                 else f" [{side.interval[0]:.4g}, {side.interval[1]:.4g}]"
             )
             hits = "" if side.hit_ratio is None else f"{side.hit_ratio:.3f}"
-            ahead = ("", "") if side.ahead is None else (str(side.ahead), _short(side.ahead))
+            ahead = () if side.ahead is None else (str(side.ahead), _short(side.ahead))
             marks = [
                 *(["lossy"] if side.labels.lossy else []),
                 *([] if side.labels.is_system else ["a bound"]),

@@ -59,6 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             " ties)"
         ),
     )
+    parser.addoption(
+        "--anew", action="store_true", help="write what tests/golden keeps of figures and tables"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -100,10 +100,6 @@ class Transfers(Claims):
         for site in range(ahead):
             self.state[g.key(0, site, g.experts)] = RESIDENT
 
-    @property
-    def num_issued(self) -> int:
-        return len(self.issued)
-
     # ---- what a policy or a driver may ask
 
     def bytes_ahead(self, link: int) -> int:

@@ -29,7 +29,6 @@ SECTORS = {"hdd": 50 / 550, "sd": 45e6}
 ``hdd`` is the rate in the HDD's data sheet over that in the SSD's (E038, E037). ``sd`` is the
 bytes a second of a microSD card; it is that of its bus, for the paper has none.
 """
-READS = ("tx2_ssd", "tx2_hdd", "tx2_hdd_nominal", "pi_sd")
 
 
 def middle(claim: Claim) -> float:

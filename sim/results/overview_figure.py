@@ -35,7 +35,8 @@ def draw(found: Overview, stem: Path) -> tuple[Path, Path]:
             axis.set_title(title, fontsize=8)
         share_scale([axis for axis in axes.flat if not axis.get_ylabel()])
         left = len(found.titles) - len(titles)
-        figure.suptitle(f"{left} more in the table" if left else "")
+        more = f"; {left} more in the table" if left else ""
+        figure.suptitle(f"95 % intervals over the trace's sequences{more}")
         write_on(figure, found.named())
         return save(figure, stem)
 

@@ -32,9 +32,10 @@ class Paired:
         """``faster``, ``slower``, ``cannot tell`` where the interval contains 1, or ``TOO_FEW``."""
         if self.interval is None or self.sequences < MIN_SEQUENCES:
             return TOO_FEW
-        if self.interval[0] <= 1 <= self.interval[1]:
-            return CANNOT_TELL
-        return FASTER if self.interval[0] > 1 else SLOWER
+        low, high = self.interval
+        if low > 1:
+            return FASTER
+        return SLOWER if high < 1 else CANNOT_TELL
 
     @property
     def is_decided(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -470,3 +470,31 @@ def test_a_configuration_that_is_no_yaml_is_refused(
     (by_hand(tmp_path) / "config.yaml").write_text("model: [")
     assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
     assert "config.yaml cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "told"),
+    [
+        ("LARGEST_CONFIG_BYTES", lambda folder: (folder / "config.yaml").stat().st_size, " B, "),
+        (
+            "LARGEST_ROWS",
+            lambda folder: max(len(pl.read_parquet(path)) for path in folder.glob("*.parquet")),
+            " rows, ",
+        ),
+    ],
+)
+def test_what_is_larger_than_a_file_may_be_is_refused_and_what_is_just_as_large_is_read(
+    limit: str,
+    most: Callable[[Path], int],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    size = most(by_hand(tmp_path))
+    words = [str(tmp_path), "site=1", "expert=0", "step=2"]
+    monkeypatch.setattr(f"sim.results.run_log.{limit}", size)
+    assert main(words) == 0
+    monkeypatch.setattr(f"sim.results.run_log.{limit}", size - 1)
+    assert main(words) == 2
+    assert f"{size}{told}must have at most {size - 1}" in capsys.readouterr().err

@@ -16,8 +16,8 @@ import polars as pl
 import pytest
 from omegaconf import OmegaConf
 
-from sim.answers.comparison import Comparison, compared
-from sim.compare import answer, main, read_run, table_of
+from sim.answers.comparison import Comparison, compared, short
+from sim.compare import NEEDED, answer, main, read_run, table_of
 from sim.results.labels import Labels
 from sim.results.outputs import write_outputs
 from sim.results.paired import FASTER, paired
@@ -177,6 +177,39 @@ def test_runs_of_other_sequences_are_refused(trials: dict[str, Trial]) -> None:
     fewer = Trial(one.summary, one.config, one.tokens, one.sequences.head(1))
     with pytest.raises(ValueError, match=r"A has sequences=\[.*\], B has sequences=\["):
         compared(("A", "B"), trials["lru"], fewer)
+
+
+@pytest.mark.parametrize("letters", [1, 79, 80, 81, 200])
+def test_a_long_value_is_cut_to_80_letters(letters: int) -> None:
+    text = "0123456789" * 20
+    told = short(text[:letters])
+    assert told == (text[:letters] if letters <= 80 else f"{text[:77]}...")
+    assert len(told) <= 80
+
+
+@pytest.mark.parametrize("key", NEEDED)
+def test_a_summary_without_a_key_that_is_compared_is_refused(
+    folders: dict[str, Path], tmp_path: Path, key: str
+) -> None:
+    shutil.copytree(folders["lfu"], tmp_path / "lacks")
+    place = tmp_path / "lacks" / "summary.json"
+    summary = json.loads(place.read_text(encoding="utf-8"))
+    del summary[key]
+    place.write_text(json.dumps(summary), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"lacks/summary\.json lacks {key}; run it again$"):
+        read_run(tmp_path / "lacks")
+
+
+@pytest.mark.parametrize(
+    "name", ["summary.json", "config.yaml", "tokens.parquet", "sequences.parquet"]
+)
+def test_a_run_without_one_of_its_files_is_refused(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(folders["lfu"], tmp_path / "lacks")
+    (tmp_path / "lacks" / name).unlink()
+    with pytest.raises(ValueError, match=rf"lacks has no {re.escape(name)}; a run is compared by"):
+        read_run(tmp_path / "lacks")
 
 
 def test_another_path_to_the_same_trace_is_no_difference(trials: dict[str, Trial]) -> None:

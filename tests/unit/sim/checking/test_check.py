@@ -36,8 +36,8 @@ def write(
     sizes: object = None,
     lookups: Sequence[int] = LOOKUPS,
 ) -> Path:
-    """One site, four experts of 10 B, one choice a token; the site is layer 2 of its model."""
-    shape = ModelShape("tiny", "none", 1, 4, 1, 8, 8)
+    """One site, five experts of 10 B, one choice a token; the site is layer 2 of its model."""
+    shape = ModelShape("tiny", "none", 1, 5, 1, 8, 8)
     base = synthesize(shape, tokens=len(lookups) - 1, sequences=1, prompt_tokens=1, lookahead=0)
     ids = np.array(lookups, np.int16).reshape(-1, 1, 1)
     trace = type(base)(**{**vars(base), "ids": ids})

@@ -26,7 +26,7 @@ from sim.checking.fault_search import FLAG, FaultSearch
 from sim.traces.residency_log import read_log
 from unit.sim.checking.test_check import write
 
-A, B, C, D = 0, 1, 2, 3
+A, B, C, D, E = 0, 1, 2, 3, 4
 LRU = Contract("lru", (("initial", "empty"), ("retention", "strict")))
 ASKED = [A, B, A, C, A, D, A]
 RIGHT = [False, False, True, False, True, False, True]
@@ -135,6 +135,29 @@ def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_hav
     flags = [False, False, True, False, False, False, False]
     found = explained(walk_of(tmp_path, ASKED, flags))
     assert {(first, last) for kind, first, last, *_ in found if kind == BUDGET} == {(2, 3)}
+
+
+def test_who_went_in_whose_place_is_told_where_one_of_many_evictions_was_wrong(
+    tmp_path: Path,
+) -> None:
+    """Three slots by use. A and B are used most, E next; C and D come in turns, each for the other.
+
+    At step 58 C should go in for E, and goes in for A. That E stayed and that A is missing shows at
+    the end, after many evictions more. So neither of the two alone says when it was.
+    """
+    turns = [C, D] * 4
+    asked = [A] * 20 + [B] * 19 + turns + [E] * 11 + turns + [E, A, B]
+    first = {asked.index(key) for key in (A, B, E)}
+    wrong = len(asked) - len(turns) - 3
+    flags = [key in (A, B, E) and tick not in first for tick, key in enumerate(asked)]
+    flags[-2] = False
+    contract = Contract("lfu", (("initial", "empty"), ("retention", "strict")))
+    walk = walk_of(tmp_path, asked, flags, contract, 30)
+    assert list(walk.differences()) == [
+        Difference(len(asked) - 3, E, False),
+        Difference(len(asked) - 2, A, True),
+    ]
+    assert (VICTIM, wrong, wrong, A, E) in explained(walk)
 
 
 # Contracts: C139

@@ -37,6 +37,7 @@ def test_a_sequence_without_any_part_tells_nothing() -> None:
 
 def test_what_is_0_in_every_sequence_is_0() -> None:
     assert one([0.0, 0.0], [3.0, 1.0]) == (0.0, 0.0)
+    assert one([0.0, 0.0], [3.0, 0.0]) is None
 
 
 def test_equal_sequences_have_the_textbook_t_interval_of_the_mean() -> None:
@@ -111,7 +112,10 @@ def test_a_share_stays_between_0_and_1_and_its_complement_mirrors_it() -> None:
     assert rest == pytest.approx((1 - found[1], 1 - found[0]))
     assert share_interval(whole, whole) == (1.0, 1.0)
     assert share_interval(np.zeros(3), whole) == (0.0, 0.0)
+    assert share_interval(whole[:2], whole[:2]) == (1.0, 1.0)
     assert share_interval(whole[:1], whole[:1]) is None
+    one_of_two = np.array([100.0, 0.0])
+    assert share_interval(one_of_two, one_of_two) is None
 
 
 def test_a_difference_of_either_sign_is_symmetric_about_its_mean() -> None:

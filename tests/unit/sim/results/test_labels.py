@@ -28,6 +28,11 @@ FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8"
         ),
         (("system=lru", "precision=mxfp4", "model.stored=mxfp4"), "lossy", None),
         (("system=swapmoe",), "lossy", "lossy (experts in the place of others)"),
+        (
+            ("system=fate",),
+            "lossy",
+            "lossy (every expert at int4 or below, experts at low precision)",
+        ),
         (("system=floe",), "lossy", "lossy (every expert at floe or below, channels left out)"),
         (("system=lru",), "knows_future", None),
         (("system=oracle",), "knows_future", "knows the future (Belady)"),

@@ -102,4 +102,6 @@ def test_of_many_kinds_of_work_the_first_are_drawn_and_the_others_counted(
     monkeypatch.setattr(overview_figure, "MOST_PANELS", 2)
     panels = drawn([run("a", 1 + at, name=f"t{at}") for at in range(4)], monkeypatch)
     assert [axis.get_title().split()[4] for axis in panels] == ["t0", "t1"]
-    assert panels[0].figure.get_suptitle() == "2 more in the table"
+    assert panels[0].figure.get_suptitle() == (
+        "95 % intervals over the trace's sequences; 2 more in the table"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.results.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, paired, paired_all
+from sim.results.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, Paired, paired, paired_all
 
 
 def test_a_run_paired_with_itself_has_the_ratio_1_and_nobody_is_faster() -> None:
@@ -44,6 +44,24 @@ def test_fewer_than_four_sequences_have_a_ratio_and_an_interval_but_no_verdict()
     )
     assert not found.is_decided
     assert "fewer than 4 sequences" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((1.0, 1.2), CANNOT_TELL),
+        ((0.8, 1.0), CANNOT_TELL),
+        ((1.0, 1.0), CANNOT_TELL),
+        ((0.9, 1.1), CANNOT_TELL),
+        ((1.001, 1.2), FASTER),
+        ((0.8, 0.999), SLOWER),
+    ],
+)
+def test_an_interval_that_holds_1_tells_nothing_its_ends_included(
+    interval: tuple[float, float], verdict: str
+) -> None:
+    found = Paired(1.0, interval, 0.5, 4)
+    assert (found.verdict, found.is_decided) == (verdict, verdict != CANNOT_TELL)
 
 
 def test_a_sequence_that_took_no_time_does_not_count_towards_a_verdict() -> None:
@@ -91,7 +109,9 @@ def test_a_ratio_of_no_time_is_refused() -> None:
 def test_all_pairs_are_those_of_two_and_two() -> None:
     random = np.random.default_rng(4)
     times = random.lognormal(0, 1, (4, 6))
-    for some in (times, np.where(np.arange(6) == 2, 0.0, times), times[:, :1]):
+    still = times.copy()
+    still[1, 2] = 0.0  # a sequence that took one system alone no time
+    for some in (times, np.where(np.arange(6) == 2, 0.0, times), still, times[:, :1], times[:, :2]):
         found = paired_all(some)
         for i, ours in enumerate(some):
             assert found[i][i] is None
@@ -103,5 +123,9 @@ def test_all_pairs_are_those_of_two_and_two() -> None:
                     assert told.speedup == pytest.approx(alone.speedup, rel=1e-12)
                     assert (told.interval is None) == (alone.interval is None)
                     assert (told.interval or ()) == pytest.approx(alone.interval or (), rel=1e-12)
+                    sure = -1.0 if told.p_faster is None else told.p_faster
+                    alone_sure = -1.0 if alone.p_faster is None else alone.p_faster
+                    assert sure == pytest.approx(alone_sure, rel=1e-12)
+                    assert told.sequences == alone.sequences
     with pytest.raises(ValueError, match="without any"):
         paired_all(np.zeros((2, 3)))

@@ -1,0 +1,163 @@
+"""Runs read back for a report: what is asked of their files, and what tells one from the other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sim.reporting import runs
+from sim.reporting.runs import SHOWN, ReportedRun, by_work, read_runs
+
+TOKENS = pl.DataFrame(
+    {
+        "sequence": [3, 3, 3, 5],
+        "phase": ["prefill", "decode", "decode", "prefill"],
+        "step": [0, 1, 2, 3],
+        "start_ns": [0, 10, 30, 70],
+        "end_ns": [10, 30, 70, 80],
+    }
+)
+SEQUENCES = pl.DataFrame({"sequence": [3, 5], "arrival_ns": [0, 0], "end_ns": [70, 80]})
+
+
+def run_in(place: Path, summary: dict[str, Any] | None = None) -> ReportedRun:
+    return ReportedRun("a", place, summary or {})
+
+
+def summary(system: str = "lru", **others: Any) -> dict[str, Any]:
+    trace = {"name": others.pop("trace", "t"), "split": "eval", "sequences": 2}
+    share = others.pop("share", 0.25)
+    found: dict[str, Any] = {name: {} for name in SHOWN}
+    found |= {
+        "system": system,
+        "hardware": "h",
+        "model": "m",
+        "trace": trace,
+        "budget": {"resident_share": share},
+        "workload": "sequential",
+    }
+    return found | others
+
+
+def write(place: Path, content: object) -> Path:
+    place.mkdir(parents=True)
+    (place / "summary.json").write_text(json.dumps(content), encoding="utf-8")
+    return place
+
+
+def test_the_time_of_each_sequence_in_decode_steps_is_known_from_both_tables_alone(
+    tmp_path: Path,
+) -> None:
+    run = run_in(tmp_path)
+    assert run.decode_ns is None
+    TOKENS.write_parquet(tmp_path / "tokens.parquet")
+    assert run.decode_ns is None
+    SEQUENCES.write_parquet(tmp_path / "sequences.parquet")
+    assert run.decode_ns is not None
+    assert run.decode_ns.tolist() == [20 + 40, 0]
+    (tmp_path / "tokens.parquet").unlink()
+    assert run.decode_ns is None
+    kept = ReportedRun("a", tmp_path, {}, np.array([7.0]))
+    assert kept.decode_ns is kept.kept_ns
+
+
+def test_a_table_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokens.parquet").write_bytes(b"no\nparquet")
+    with pytest.raises(ValueError, match=r"tokens\.parquet cannot be read \(.*\); run again$"):
+        run_in(tmp_path).table("tokens")
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["transfers.parquet", "decisions.parquet", "lookups.parquet", "config.yaml", "staged", None],
+)
+def test_what_is_on_the_device_is_known_from_all_files_of_a_run_without_staging(
+    missing: str | None, tmp_path: Path
+) -> None:
+    pl.DataFrame(
+        {
+            "class": ["demand"],
+            "link": ["pcie"],
+            "start_ns": [1],
+            "end_ns": [2],
+            "key": [0],
+            "victim": pl.Series([None], dtype=pl.Int64),
+            "outcome": pl.Series([None], dtype=pl.String),
+        }
+    ).write_parquet(tmp_path / "transfers.parquet")
+    pl.DataFrame({"kind": ["evict"], "tick": [0], "key": [1]}).write_parquet(
+        tmp_path / "decisions.parquet"
+    )
+    pl.DataFrame({"tick": [0], "gate_ns": [1]}).write_parquet(tmp_path / "lookups.parquet")
+    (tmp_path / "config.yaml").write_text("model: {sites: 2, experts: 3}\n", encoding="utf-8")
+    told = {
+        "contracts": {"staging_slots": int(missing == "staged")},
+        "link_utilisation": {"pcie": 0.5},
+        "budget": {"slot_bytes": {"fp16": 2**30}, "initial_bytes": 2**31},
+    }
+    if missing is not None and missing != "staged":
+        (tmp_path / missing).unlink()
+    run = run_in(tmp_path, told)
+    assert run.plane == (None if missing == "config.yaml" else 8)
+    found = run.resident_gib()
+    assert (found is None) == (missing is not None)
+    if found is not None:
+        assert [list(one) for one in found] == [[0, 1e-9, 2e-9], [2, 1, 2]]
+
+
+@pytest.mark.parametrize("key", SHOWN)
+def test_every_key_that_a_report_reads_is_asked_for(key: str, tmp_path: Path) -> None:
+    content = summary()
+    del content[key]
+    with pytest.raises(ValueError, match=rf"is no summary: it lacks {key}$"):
+        read_runs([write(tmp_path / "run", content)])
+
+
+def test_a_file_that_holds_no_summary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no summary: it lacks all$"):
+        read_runs([write(tmp_path / "list", [])])
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "summary.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"cut holds no run \(.*\); name what python -m sim wrote"):
+        read_runs([tmp_path / "cut"])
+
+
+def test_folders_below_stand_in_the_order_of_their_numbers_and_those_before_names(
+    tmp_path: Path,
+) -> None:
+    for name in ("10", "b", "2", "a"):
+        write(tmp_path / name, summary(name))
+    assert [run.label for run in read_runs([tmp_path])] == ["2", "10", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("other", "label"),
+    [
+        ({"hardware": "g"}, "lru g"),
+        ({"model": "n"}, "lru n"),
+        ({"trace": "u"}, "lru u"),
+        ({"share": 0.5}, "lru 0.5"),
+        ({"hardware": "g", "share": 0.125}, "lru g 0.125"),
+        ({"system": "lfu"}, "lfu"),
+        ({}, "lru #2"),
+    ],
+)
+def test_a_label_has_what_tells_runs_apart_and_else_a_number(
+    other: dict[str, Any], label: str
+) -> None:
+    first, second = runs._labels([summary(), summary(**other)])
+    assert second == label
+    assert (first == "lru #1") == (not other)
+
+
+def test_runs_of_the_same_work_stand_together_in_order() -> None:
+    found = [
+        ReportedRun(name, Path("x"), summary(name, trace=trace))
+        for name, trace in (("a", "t"), ("b", "u"), ("c", "t"))
+    ]
+    assert [[run.label for run in group] for group in by_work(found)] == [["a", "c"], ["b"]]
