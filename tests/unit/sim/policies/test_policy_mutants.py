@@ -125,9 +125,15 @@ DEFECTS = {
     ),
     "the last pattern counts": Defect(
         "tensor_overrides",
-        "in self.overrides:\n            if pattern.search(tensor)",
-        "in self.overrides[::-1]:\n            if pattern.search(tensor)",
+        "in self.overrides if pattern.search(tensor)",
+        "in self.overrides[::-1] if pattern.search(tensor)",
         "policies.test_tensor_overrides:test_patterns_are_searched_in_order",
+    ),
+    "followers over sequences' ends": Defect(
+        "expected_reuse",
+        "self._asked = [[] for _ in self._asked]",
+        "self._asked = [*self._asked]",
+        "policies.test_caches_expected_reuse:test_a_new_sequence_follows_nothing",
     ),
     "a hand that stays": Defect(
         "queues",
