@@ -113,7 +113,6 @@ VERBS = (
         (
             "import format=bigmoe path=qwen.route.csv output_dir=phone",
             "import format=parquet path=routes.parquet columns=layer:layer_idx output_dir=mine",
-            "import format=npz path=gpt_oss_20b output_dir=gpt_oss",
             "import format=csv path=routes.csv output_dir=mine model=mine experts=64 hidden=2048"
             " expert_intermediate=1408 licence=own",
         ),

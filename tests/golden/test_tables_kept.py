@@ -82,7 +82,9 @@ def _compare(place: Path, patch: pytest.MonkeyPatch) -> None:
 def _export(place: Path, patch: pytest.MonkeyPatch) -> None:
     def tried(at: int) -> Any:
         return SimpleNamespace(
-            flags=SimpleNamespace(n_cpu_moe=at, cache_mib=512 * (at % 3)),
+            flags=SimpleNamespace(
+                n_cpu_moe=at, cache_mib=512 * (at % 3), split=(30, 19) if at % 2 else ()
+            ),
             tokens_per_s=31.4 - at,
             interval=None if at == 2 else (30.1 - at, 33.3 - at),
             hit_ratio=None if at % 3 == 0 else 0.517 + at / 50,

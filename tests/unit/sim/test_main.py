@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Broken:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def tables(self) -> dict[str, Any]:
+    def parts(self, name: str, rows: int) -> Iterator[Any]:
         raise self.error
 
 
