@@ -6,20 +6,23 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check wheel bench differential thorough reproduce predictors docs notebooks clean
+.PHONY: demo test lint check wheel bench differential thorough reproduce predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
 
 # A file's tests run in one process, so that what they share is made once; in order of files, for the last are short.
-test: check
+test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: $(VENV)/.test
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# Types, too: they take as long as all else that is no test.
+check: lint
+	$(BIN)/mypy --num-workers 2
 
 # Whether `pip install .` gives all that the commands need: in a venv of its own, from another folder.
 wheel:

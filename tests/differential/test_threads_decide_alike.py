@@ -86,7 +86,7 @@ def device() -> PacedDevice:
 def test_the_calls_of_threads_get_the_same_answers_from_a_fresh_controller(
     kind: str, device: PacedDevice
 ) -> None:
-    for seed in range(4 if kind == "mixture" else 1):
+    for seed in range(2 if kind == "mixture" else 1):
         for factor in (FASTEST, SLOWER):
             check(run(given(kind, seed), factor, device))
 

@@ -240,6 +240,7 @@ def test_an_older_answer_stays_until_there_is_a_new_one(
     assert (tmp_path / "a" / "table.csv").read_bytes() != old["table.csv"]
 
 
+@pytest.mark.thorough
 def test_what_a_number_of_tokens_needs_is_found_and_told() -> None:
     def needed(target: float) -> tuple[float | None, str]:
         words = ["system=lru", *SHORTER]

@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 
 import real.cuda.device
 from helpers.fake_runtime import FakeRuntime
+from helpers.usual import usual
 from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
@@ -181,7 +182,7 @@ def compare(device: CudaDevice) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4", "int2"])
+@pytest.mark.parametrize("precision", usual(["int8", "int4", "int2"], ["int4"]))
 def test_several_rows_of_an_expert_in_few_bits_are_computed_as_it_is_stored(
     precision: str, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_a_vector_in_fixed_point(
 
 @pytest.mark.parametrize(
     ("bits", "integers"),
-    usual([(16, False), (8, False), (4, True), (2, True)], [(8, False), (4, True)]),
+    usual([(16, False), (8, False), (4, True), (2, True)], [(8, False)]),
 )
 def test_what_lies_behind_the_list_of_slots_is_not_read(
     bits: int, integers: bool, device: str

@@ -57,6 +57,7 @@ def command(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.thorough
 def test_an_unpacked_bundle_has_all_that_its_pieces_import_and_runs_without_being_installed(
     unpacked: Path, packages: Path
 ) -> None:
