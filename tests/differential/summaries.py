@@ -167,7 +167,11 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
     record = simulate(controller, workload, durations)  # type: ignore[arg-type]
     workload.settle()
     controller.predictor = NoPrediction()
-    links = tuple(f"link{link}" for link in range(scenario.hops))
+    ends = controller.route.ends
+    # Links of devices are named after the one link of the machine's file.
+    links = tuple(
+        f"link0_{link}" if 0 < link < ends else f"link{link}" for link in range(scenario.hops)
+    )
     frames = Frames(controller, cast(Any, workload), durations, record, links)
     run = SimpleNamespace(
         system="scenario",
@@ -176,7 +180,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         ),
         hardware=SimpleNamespace(
             name="machine",
-            title="machine",
+            title=f"{ends} x machine (layers)" if ends > 1 else "machine",
             preset="none",
             compared=None,
             link_names=links,
@@ -220,12 +224,13 @@ def _config(
     scenario: Scenario, workload: MeasuredWorkload, controller: Any, links: Sequence[str]
 ) -> dict[str, Any]:
     pools = {"scope": "global" if len(scenario.pools) == 1 else "site", "initial": "ascending"}
-    ram = scenario.ram
+    ram, ends = scenario.ram, controller.route.ends
     machine: dict[str, Any] = {
         "name": "machine",
         "preset": "none",
         "validated": "none",
-        "links": {name: {} for name in links},
+        "links": {name: {} for name in (links if ends == 1 else links[:1])},
+        "devices": {"count": ends, "split": "layers", "links": "own"} if ends > 1 else None,
         "host": _host(scenario.host),
         "prediction_us": scenario.prediction_ns / 1000,
         "ram": None,
