@@ -136,6 +136,7 @@ class Transfers(Claims):
                 self.state[key] = RESIDENT if transfer.is_needed else UNUSED
                 self.cache.on_insert(key, PREFETCH)
             else:
+                transfer.over = True  # nothing changes it any more: it can be packed
                 self.state[key] = RESIDENT
                 self.cache.on_insert(key, DEMAND)
             return key, self._issue_simply()
