@@ -45,3 +45,17 @@ def test_a_packed_run_has_the_rows_of_one_that_is_not(
     ]
     for of, table in tables[0].items():
         assert table.equals(tables[1][of]), of
+
+
+@pytest.mark.parametrize("words", [("system=lru",), ("system=lru", "loader.chunk_bytes=65536")])
+def test_demands_that_have_landed_are_packed_whichever_way_they_came(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """The short way through a transfer's end marks it as the long way does."""
+    monkeypatch.setattr(engine, "PACKED_STEPS", 1)
+    config, name = configure(*words, "trace.max_sequences=1")
+    run = build(config, name)
+    simulate(run.controller, run.workload, run.durations, packed=True)
+    kept = [number for number, _ in run.controller.issued.objects()]
+    # Those of the last step came after the last packing.
+    assert len(kept) < len(run.controller.issued) / 10
