@@ -162,7 +162,6 @@ class CudaDevice(ComputingDevice):
             ],
             PIECE_BYTES,
             self.now_ns,
-            lambda: self._is_cut,
             is_paced=self._is_paced,
         )
         for key in self._controller.slots.initial:

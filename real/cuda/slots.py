@@ -23,7 +23,7 @@ from real.cuda.pools import Grid, Ground, Mixed, Slot
 from real.cuda.runtime import DeviceError, Runtime
 from real.store.room import ALIGNMENT as ROOM_ALIGNMENT
 from real.store.room import Room
-from sim.core.slots import IN_FLIGHT, Slots
+from sim.core.slots import ABSENT, QUEUED, Slots
 
 SLOT_ALIGNMENT = 256
 """A multiple, several times over, of what a GPU loads from memory at once."""
@@ -51,7 +51,7 @@ class DeviceSlots:
     """Slots for what ``slots`` (the controller's) holds.
 
     - ``spare``: how many more there are in every pool, for staging and overflow.
-    - ``keeps_slot(key)``: whether a key that is neither resident nor in flight keeps its slot.
+    - ``keeps_slot(key)``: whether a key that is queued keeps its slot.
 
     A pool that may hold more variants than slots of its largest is shared out by bytes (`Mixed`).
     Any other pool is cut into equal slots (`Grid`).
@@ -107,7 +107,8 @@ class DeviceSlots:
         state, keeps_slot = self._slots.state, self._keeps_slot
 
         def is_gone(key: int) -> bool:
-            return state[key] > IN_FLIGHT and not keeps_slot(key)
+            now = state[key]
+            return now == ABSENT or (now == QUEUED and not keeps_slot(key))
 
         begins, end = [], 0
         for shape in self._shapes:

@@ -28,15 +28,16 @@ class Times:
         """By group, as far as they have been read."""
         self._read_outs: deque[tuple[int, int]] = deque()
         """By read-out not read yet: how many groups come before it, and when it was seen over."""
-        self._num_seen = 0
-        """How many groups come before the last read-out."""
+        self.last = 0
+        """The mark behind everything that was noted since the last read-out; 0: nothing was."""
 
     def note(self, given_ns: int, works: int) -> None:
         """Mark the end of the group that the lane was just given."""
         groups = self._groups
         if len(groups) - len(self._end_ns) >= self._most_unread:
             self._make_room()
-        groups.append((given_ns, works, self._lane.mark()))
+        self.last = mark = self._lane.mark()
+        groups.append((given_ns, works, mark))
 
     def _make_room(self) -> None:
         """Let events be used again: read them, and wait for a read-out where there was none."""
@@ -46,15 +47,10 @@ class Times:
             self.read_out(self._now_ns())
             self.read_all()
 
-    @property
-    def last(self) -> int:
-        """The mark behind everything that was noted since the last read-out; 0: nothing was."""
-        return self._groups[-1][2] if len(self._groups) > self._num_seen else 0
-
     def read_out(self, seen_ns: int) -> None:
         """Note that the host has seen ``last`` over at this time."""
-        self._num_seen = len(self._groups)
-        self._read_outs.append((self._num_seen, seen_ns))
+        self.last = 0
+        self._read_outs.append((len(self._groups), seen_ns))
 
     def read_one(self) -> bool:
         """Read one event whose time is not known yet; return False if there is none."""

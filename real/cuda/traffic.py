@@ -27,8 +27,7 @@ class Traffic:
 
     - ``engines``: those of link 0. ``bringers``: by outer link and engine, what gives work to its
       thread; the first is link 0's, and empty.
-    - ``now_ns()`` tells the time since the run began; ``is_over()``, whether nothing may be handed
-      over any more.
+    - ``now_ns()`` tells the time since the run began.
     """
 
     def __init__(
@@ -42,14 +41,13 @@ class Traffic:
         bringers: Sequence[Sequence[Submit]],
         piece_bytes: int,
         now_ns: Callable[[], int],
-        is_over: Callable[[], bool],
         *,
         is_paced: bool,
     ) -> None:
         self._runtime, self._controller, self._slots = runtime, controller, slots
         self._homes, self._arrivals = homes, arrivals
         self._engines, self._bringers, self._piece_bytes = engines, bringers, piece_bytes
-        self._now_ns, self._is_over, self._is_paced = now_ns, is_over, is_paced
+        self._now_ns, self._is_paced = now_ns, is_paced
         self._is_partial = controller.payload.active_share < 1
         counts, loader = controller.route.engines, controller.loader
         is_free = not (is_paced or loader.chunk_bytes or self._is_partial or len(counts) > 1)
@@ -191,6 +189,9 @@ class Traffic:
 
     def stop(self, service: Service) -> None:
         del self._flying[service.row]
+        self._end_share(service)
+
+    def _end_share(self, service: Service) -> None:
         if self._is_shared[service.link]:
             self._sharing[service.link].end(service.engine, self._now_ns())
 
@@ -227,28 +228,29 @@ class Traffic:
         """Ask what is under way, and hand over what has ended; return whether anything has."""
         found = False
         for move, service in tuple(self._flying.values()):
-            while (stop := move.advance()) is not None and not self._is_over():
+            while (stop := move.advance()) is not None:
                 found = True
-                self._tell(stop, move, service)
-                if stop is not Stop.HEAD:
-                    break
+                if stop is Stop.HEAD:
+                    self._listener.on_head(service)
+                    continue
+                if stop is Stop.END:
+                    self._end(move, service)
+                else:
+                    self._tell_chunk(move, service)
+                break
         if self._ahead:
             self._give_ahead()
         return found
 
-    def _tell(self, stop: Stop, move: Move, service: Service) -> None:
-        """Hand over what has happened to a service."""
-        if stop is Stop.END:
-            self._end(move, service)
-        elif stop is Stop.HEAD:
-            self._listener.on_head(service)
-        else:
-            if service.link == 0:
-                self._moved[0, service.number] += move.through
-            self._listener.on_chunk(service, move.through)
+    def _tell_chunk(self, move: Move, service: Service) -> None:
+        if service.link == 0:
+            self._moved[0, service.number] += move.through
+        self._listener.on_chunk(service, move.through)
 
     def _end(self, move: Move, service: Service) -> None:
-        self.stop(service)
+        del self._flying[service.row]
+        if self._is_paced:
+            self._end_share(service)
         if service.link == 0:
             self._slots.coming.pop(service.key, None)
             if self._moved:
@@ -256,7 +258,7 @@ class Traffic:
                 self._homes.transit.give_back(number)
                 self._moved.pop((0, number), None)
                 self._moved.pop((1, number), None)
-        if self._is_paced and isinstance(move, Bringing):
+        elif self._is_paced and isinstance(move, Bringing):
             self._was_due_ns = move.due_ns
         self._listener.on_service_end(service)
         self._was_due_ns = None

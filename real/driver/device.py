@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from real.driver.sharing import Sharing
 
@@ -41,8 +40,7 @@ class Turn(IntEnum):
     """The arrivals of requests, and the beginnings of sequences."""
 
 
-@dataclass(eq=False, slots=True)
-class Service:
+class Service(NamedTuple):
     """One service: an engine of a link moves bytes of one transfer. Times are in ns.
 
     They are the times of a service that shares the link with no other.

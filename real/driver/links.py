@@ -85,10 +85,13 @@ class Links:
 
         Return the time, and the key that has arrived on the device (-1: none).
         """
-        transfer, now = self._leave(service)
-        key, following = self._controller.transfer_done(service.link, transfer)
+        link, row = service.link, service.row
+        self._lines[link].serving[service.engine] = None
+        self._end_ns[row] = now = self._stamp()
+        transfer = self._begun[row][1]
+        key, following = self._controller.transfer_done(link, transfer)
         self._has_issued = following is not None
-        self._go_on(service.link, following)
+        self._go_on(link, following)
         return now, key
 
     def hand_on(self, service: Service) -> None:
@@ -99,23 +102,22 @@ class Links:
     def cut(self, service: Service, moved_bytes: int) -> None:
         """Cut a service at the chunk that has just ended; what waits goes first."""
         self._device.stop(service)
-        transfer, _ = self._leave(service)
-        self._cut_bytes[service.row] = moved_bytes
+        row = service.row
+        self._lines[service.link].serving[service.engine] = None
+        self._end_ns[row] = self._stamp()
+        transfer = self._begun[row][1]
+        self._cut_bytes[row] = moved_bytes
         following = self._controller.chunk_done(service.link, transfer, moved_bytes)
         self._has_issued = following is not None
         self._go_on(service.link, following)
-
-    def _leave(self, service: Service) -> tuple[Transfer, int]:
-        row = service.row
-        self._lines[service.link].serving[service.engine] = None
-        self._end_ns[row] = now = self._stamp()
-        return self._begun[row][1], now
 
     def _go_on(self, link: int, following: Transfer | None) -> None:
         line = self._lines[link]
         waiting, serving = line.waiting, line.serving
         if following is not None:
             waiting.append(following)
+        elif not waiting:
+            return
         while waiting and None in serving:
             engine = serving.index(None)
             service = serving[engine] = self._begin(link, engine, waiting.popleft())
@@ -136,9 +138,13 @@ class Links:
         """
         controller, given_up = self._controller, -1
         queues = controller.queues  # by link
-        if not (self._chunk_bytes or any(any(queues[link]) for link in self._others[without])):
+        for link in self._others[without]:
+            if any(queues[link]):
+                break
+        else:
             # Nothing is polled, so nothing is given up on the way.
-            return
+            if not self._chunk_bytes:
+                return
         while given_up < controller.given_up:
             given_up = controller.given_up
             for link in self._others[without]:

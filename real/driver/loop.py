@@ -211,8 +211,8 @@ class Driver:
         """Wait for the next needs and compute them; return False if the site has no more."""
         self.device.wait(self._may_go_on, self._what_is_missing)
         with self.device.lock:
-            is_done = self._is_done()
             ready_ns, cause, works = self._needs.take(self.stream.free_ns)
+            is_done = not works and self._is_done()
         self.stream.stand_idle(ready_ns, cause)
         if not works:
             return not is_done or self._needs.last_result_ns > self.stream.free_ns

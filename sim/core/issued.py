@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Issued(list[Transfer]):
             yield self._made(number) if transfer is None else transfer
 
     def __getitem__(self, number: Any) -> Any:
-        assert isinstance(number, SupportsIndex), "the transfers of a run are read one by one"
+        assert number.__class__ is not slice, "the transfers of a run are read one by one"
         transfer = super().__getitem__(number)
         return self._made(range(len(self))[number]) if transfer is None else transfer
 
