@@ -20,7 +20,7 @@ from real.cuda.runtime import Graph, Runtime
 from real.cuda.slots import DeviceSlots
 from real.cuda.times import Times
 from real.cuda.work import Captured, DeviceWork
-from real.driver.device import TAIL, Work
+from real.driver.device import TAIL
 from real.driver.polled import PolledDevice
 from real.store.neurons import Arrivals
 from real.store.work import SiteInputs
@@ -64,6 +64,7 @@ class ComputingDevice(PolledDevice):
             g.precision_of(key) if g.expert_of(key) < g.experts else NO_EXPERT
             for key in range(g.num_keys)
         ] + [NO_EXPERT]
+        self._has_one_precision = len(g.variant_bytes) == 1
 
     def _warm_up(self, most_rows: int, *, is_paced: bool) -> None:
         """Make each kind of call once before the run, which must not pay for first calls.
@@ -77,7 +78,7 @@ class ComputingDevice(PolledDevice):
             self._captured.warm_up(most_rows)
         for rows in (1, 2):
             for key in self._controller.slots.initial[:1]:
-                self._give(((key, rows, 0),), 0)
+                self._give((key,), (rows,), 0)
             if not self.is_padded:
                 for key in (g.key(0, 0, g.experts), TAIL):
                     self._compute_dense(key, rows)
@@ -91,11 +92,11 @@ class ComputingDevice(PolledDevice):
     def _idle_turn(self) -> None:
         self._times.read_one()
 
-    def begin(self, works: Sequence[Work]) -> None:
-        done, count = 0, len(works)
+    def begin(self, keys: Sequence[int], rows: Sequence[int]) -> None:
+        done, count = 0, len(keys)
         while done < count:
             given_ns = self.now_ns()
-            given = self._give(works, done)
+            given = self._give(keys, rows, done)
             self._times.note(given_ns, given)
             done += given
 
@@ -118,7 +119,7 @@ class ComputingDevice(PolledDevice):
         start_ns = self.now_ns()
         if self.is_padded:
             self._runtime.stamp(self._clock, self._lane.stream)
-        self._give(((key, rows, nominal_ns),), 0)
+        self._give((key,), (rows,), 0)
         if self.is_padded:
             self._spin(nominal_ns - (self.now_ns() - start_ns))
         self._times.note(start_ns, 1)
@@ -127,25 +128,28 @@ class ComputingDevice(PolledDevice):
     def _spin(self, due_ns: int) -> None:
         self._runtime.spin_until(self._clock, due_ns, self._lane.stream)
 
-    def _give(self, works: Sequence[Work], first: int) -> int:
+    def _give(self, keys: Sequence[int], rows: Sequence[int], first: int) -> int:
         """Give works to the stream from the first on, in one launch; return how many they are."""
-        key, rows, _ = works[first]
+        key, count = keys[first], rows[first]
         kind = self._kind_of[key]
         if kind == NO_EXPERT:
             # In a live run the model has given its own work to this stream.
             if not self._is_live and not self.is_padded:
-                self._compute_dense(key, rows)
+                self._compute_dense(key, count)
             return 1
-        if self._captured is None or rows != 1 or self._is_live:
-            self._compute_expert(key, rows)
+        if self._captured is None or count != 1 or self._is_live:
+            self._compute_expert(key, count)
             return 1
-        keys, counts, _ = zip(*works[first:], strict=True)
-        kinds = list(map(self._kind_of.__getitem__, keys))
-        if counts.count(1) + kinds.count(kind) < 2 * len(keys):
-            # Precision by precision, and several rows of an expert by themselves.
-            alike = takewhile((kind, 1).__eq__, zip(kinds, counts, strict=True))
-            keys = keys[: len(list(alike))]
+        if first:
+            keys, rows = keys[first:], rows[first:]
+        if not (self._has_one_precision and rows.count(1) == len(rows)):
+            keys = keys[: self._num_alike(keys, rows)]
         return self._launch(self._captured, kind, keys)[0]
+
+    def _num_alike(self, keys: Sequence[int], rows: Sequence[int]) -> int:
+        """How many experts, from the first on, are of its precision and have one row."""
+        kinds = list(map(self._kind_of.__getitem__, keys))
+        return len(list(takewhile((kinds[0], 1).__eq__, zip(kinds, rows, strict=True))))
 
     def _compute_dense(self, key: int, rows: int) -> None:
         if rows == 1 and key in self._dense:

@@ -29,7 +29,7 @@ given to the stream behind the first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from real.cuda.computing import ComputingDevice
@@ -222,8 +222,10 @@ class CudaDevice(ComputingDevice):
     def serve(self, service: Service) -> None:
         self._traffic.serve(service)
 
-    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
-        self._traffic.announce(link, number, key, moved_bytes)
+    def announce(
+        self, link: int, number: int, key: int, moved_bytes: int, victims: Sequence[int]
+    ) -> None:
+        self._traffic.announce(link, number, key, moved_bytes, victims)
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         self._traffic.ask_cut(service, is_wanted)

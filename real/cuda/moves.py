@@ -34,6 +34,7 @@ class Whole:
     The lane is given it at once, its end included.
     """
 
+    __slots__ = ("_lane", "_mark")
     is_given, is_asked, through = True, False, 0
 
     def __init__(self, engine: CopyEngine, slot: Slot, content: Memory, num_bytes: int) -> None:

@@ -228,8 +228,9 @@ class DeviceSlots:
     def seal(self) -> None:
         """Note what is allocated on the device: the run may have no more.
 
-        Workspaces and graphs are included.
+        Workspaces and graphs are included. All that was copied so far is over.
         """
+        self.coming.clear()
         self._sealed_bytes = self._runtime.allocated_bytes()
 
     def check_budget(self) -> None:

@@ -10,7 +10,6 @@ import torch
 from real.cuda.copies import CopyEngine, Pinned, Source, Submit
 from real.cuda.homes import Homes
 from real.cuda.moves import Bringing, Copying, Move, Stop, Whole
-from real.cuda.pools import Slot
 from real.cuda.runtime import Memory, Runtime
 from real.cuda.slots import DeviceSlots
 from real.driver.device import Listener, Service
@@ -80,21 +79,22 @@ class Traffic:
         return bool(self._flying)
 
     def serve(self, service: Service) -> None:
-        number = service.number
-        move = self._ahead.pop(number, None) if self._ahead else None
+        move = self._ahead.pop(service.number, None) if self._ahead else None
         if move is None:
-            move = self._whole(service.engine, number, service.key, service.moved_bytes)
+            move = self._whole(service.engine, service.key, service.moved_bytes, service.victims)
         elif isinstance(move, Copying) and not move.has_begun:
             move.begin(None)
             move.give()
         self._flying[service.row] = move or self._in_part(service), service
 
-    def _whole(self, engine: int, number: int, key: int, moved_bytes: int) -> Whole | None:
+    def _whole(
+        self, engine: int, key: int, moved_bytes: int, victims: Sequence[int]
+    ) -> Whole | None:
         """Give a variant to an engine's lane in one copy; None where that cannot be done."""
         content, num_bytes = self._whole_of.get(key, NOTHING)
         if num_bytes != moved_bytes:
             return None
-        slot = self._place(number, key)
+        slot = self._slots.place(key, victims)
         return None if slot.at < 0 else Whole(self._engines[engine], slot, content, num_bytes)
 
     def _in_part(self, service: Service) -> Copying | Bringing:
@@ -116,7 +116,7 @@ class Traffic:
         move = Copying(
             self._engines[service.engine],
             self._slots,
-            self._place(service.number, service.key),
+            self._slots.place(service.key, service.victims),
             base,
             service.moved_bytes,
             service.chunk_bytes,
@@ -152,18 +152,20 @@ class Traffic:
         move.begin_ns -= behind_ns if 0 <= behind_ns <= WAKE_NS else 0
         return move
 
-    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
+    def announce(
+        self, link: int, number: int, key: int, moved_bytes: int, victims: Sequence[int]
+    ) -> None:
         """Give a copy to the lane behind the one under way, where nothing can come between."""
         if not self._gives_ahead or number in self._ahead:
             return
-        if (move := self._whole(0, number, key, moved_bytes)) is not None:
+        if (move := self._whole(0, key, moved_bytes, victims)) is not None:
             self._ahead[number] = move
             return
         home = partial(self._homes.of, key, 0)
         self._ahead[number] = Copying(
             self._engines[0],
             self._slots,
-            self._place(number, key),
+            self._slots.place(key, victims),
             0,
             moved_bytes,
             0,
@@ -219,10 +221,6 @@ class Traffic:
             return Pinned(tuple(torch.from_numpy(piece) for piece in held))
         buffer = self._homes.transit.of(service.number)
         return None if buffer is None else Pinned((buffer,))
-
-    def _place(self, number: int, key: int) -> Slot:
-        issued = self._controller.issued
-        return self._slots.place(key, issued[number].victims if number < len(issued) else ())
 
     def ask(self) -> bool:
         """Ask what is under way, and hand over what has ended; return whether anything has."""

@@ -13,18 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from real.driver.sharing import Sharing
 
 TAIL = -1
 """The key of the work after the last site (final norm and LM head): no expert's, no layer's."""
-
-
-Work = tuple[int, int, int]
-"""A piece of work of the compute stream: its key, for how many tokens, and its nominal ns."""
 
 
 class Turn(IntEnum):
@@ -40,7 +37,8 @@ class Turn(IntEnum):
     """The arrivals of requests, and the beginnings of sequences."""
 
 
-class Service(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Service:
     """One service: an engine of a link moves bytes of one transfer. Times are in ns.
 
     They are the times of a service that shares the link with no other.
@@ -54,6 +52,7 @@ class Service(NamedTuple):
     - ``chunk_bytes``: the service may be cut after each so many bytes (0: nowhere).
     - ``there_bytes``: what a partial prefetch has brought into the same slot before. The transfer
       of this service completes it.
+    - ``victims``: the keys that were evicted on the device for the transfer.
     """
 
     row: int
@@ -68,6 +67,7 @@ class Service(NamedTuple):
     head_ns: int = -1
     chunk_bytes: int = 0
     there_bytes: int = 0
+    victims: Sequence[int] = ()
 
 
 class Listener(Protocol):
@@ -135,7 +135,9 @@ class Device(Protocol):
         transfer. It then ends after the service on the outer link.
         """
 
-    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
+    def announce(
+        self, link: int, number: int, key: int, moved_bytes: int, victims: Sequence[int]
+    ) -> None:
         """Tell which transfer the link's next free engine will serve.
 
         The transfer is issued: its slot is claimed, and nothing overtakes it. So the device may
@@ -166,11 +168,11 @@ class Device(Protocol):
         returns.
         """
 
-    def begin(self, works: Sequence[Work]) -> None:
-        """Give some works to the stream, to be done in this order, and return at once.
+    def begin(self, keys: Sequence[int], rows: Sequence[int]) -> None:
+        """Give the works of some keys to the stream, to be done in this order; return at once.
 
-        Nothing may overwrite what they read before ``settle`` has returned. Only deferred devices
-        have this method and the next two.
+        ``rows``: for how many tokens each is. Nothing may overwrite what they read before
+        ``settle`` has returned. Only deferred devices have this method and the next two.
         """
 
     def settle(self) -> None:
@@ -213,7 +215,7 @@ class Prompt:
 
     is_deferred = False
 
-    def begin(self, works: Sequence[Work]) -> None:
+    def begin(self, keys: Sequence[int], rows: Sequence[int]) -> None:
         raise NotImplementedError(f"{type(self).__name__} ends its work in compute()")
 
     def settle(self) -> None:
@@ -265,7 +267,9 @@ class NullDevice(Prompt):
         if service.head_ns >= 0:
             self._heads[service.row] = (service, service.start_ns + service.head_ns)
 
-    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None: ...
+    def announce(
+        self, link: int, number: int, key: int, moved_bytes: int, victims: Sequence[int]
+    ) -> None: ...
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         if not is_wanted:

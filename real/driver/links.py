@@ -88,8 +88,7 @@ class Links:
         link, row = service.link, service.row
         self._lines[link].serving[service.engine] = None
         self._end_ns[row] = now = self._stamp()
-        transfer = self._begun[row][1]
-        key, following = self._controller.transfer_done(link, transfer)
+        key, following = self._controller.transfer_done(link, self._begun[row][1])
         self._has_issued = following is not None
         self._go_on(link, following)
         return now, key
@@ -102,14 +101,13 @@ class Links:
     def cut(self, service: Service, moved_bytes: int) -> None:
         """Cut a service at the chunk that has just ended; what waits goes first."""
         self._device.stop(service)
-        row = service.row
-        self._lines[service.link].serving[service.engine] = None
+        link, row = service.link, service.row
+        self._lines[link].serving[service.engine] = None
         self._end_ns[row] = self._stamp()
-        transfer = self._begun[row][1]
         self._cut_bytes[row] = moved_bytes
-        following = self._controller.chunk_done(service.link, transfer, moved_bytes)
+        following = self._controller.chunk_done(link, self._begun[row][1], moved_bytes)
         self._has_issued = following is not None
-        self._go_on(service.link, following)
+        self._go_on(link, following)
 
     def _go_on(self, link: int, following: Transfer | None) -> None:
         line = self._lines[link]
@@ -124,7 +122,9 @@ class Links:
             self._device.serve(service)
         if waiting:
             following = waiting[0]
-            self._device.announce(link, following.number, following.key, following.left_bytes)
+            self._device.announce(
+                link, following.number, following.key, following.left_bytes, following.victims
+            )
 
     # ---- what is issued
 
@@ -187,6 +187,7 @@ class Links:
             self._head_ns(link, transfer) if forwards else -1,
             chunk_bytes,
             0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
+            transfer.victims,
         )
         self._begun.append((service, transfer, not transfer.prefetch or transfer.is_needed))
         self._end_ns.append(-1)

@@ -16,10 +16,9 @@ Theory of operation:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Sequence
 
-from real.driver.device import TAIL, Device, Service, Turn, Work
+from real.driver.device import TAIL, Device, Service, Turn
 from real.driver.links import Links
 from real.driver.needs import Needs
 from real.driver.stream import stream_of
@@ -189,44 +188,52 @@ class Driver:
         self._num_taken += count
         record.lookup_ns += [now] * count
         record.ready_ns += [now] * count
-        works = list(zip(keys, tokens, repeat(0)))
-        if not ELSEWHERE.isdisjoint(outcomes):
-            works = list(self._loaded(works, outcomes, row))
         late = {key: row + keys.index(key) for key in waits} if waits else {}
-        self._needs.admit(works, late, now)
+        loaded, rows = list(keys), list(tokens)
+        if not ELSEWHERE.isdisjoint(outcomes):
+            loaded, rows = self._loaded(keys, tokens, outcomes, row)
+        self._needs.admit(loaded, rows, late, now)
 
-    def _loaded(self, works: Sequence[Work], outcomes: list[int], row: int) -> Iterator[Work]:
-        """Those of some needs that the device computes; the CPU is given its own."""
-        for nth, (work, outcome) in enumerate(zip(works, outcomes, strict=True)):
-            key, rows, _ = work
+    def _loaded(
+        self, keys: Sequence[int], tokens: Sequence[int], outcomes: list[int], row: int
+    ) -> tuple[list[int], list[int]]:
+        """Those of some needs that the device computes, and their tokens; the CPU gets its own."""
+        loaded, loaded_rows = list[int](), list[int]()
+        for nth, (key, rows, outcome) in enumerate(zip(keys, tokens, outcomes, strict=True)):
             if outcome == CPU:
                 self._on_cpu[key] = row + nth
                 precision = self.controller.geometry.precision_of(key)
                 nominal_ns = self.durations.cpu_ns(precision, self._gate.site, rows)
                 self.device.compute_on_cpu(key, rows, nominal_ns)
             elif key != SKIP and outcome != Outcome.SKIP:
-                yield work
+                loaded.append(key)
+                loaded_rows.append(rows)
+        return loaded, loaded_rows
 
     def _compute_next(self) -> bool:
         """Wait for the next needs and compute them; return False if the site has no more."""
         self.device.wait(self._may_go_on, self._what_is_missing)
         with self.device.lock:
-            ready_ns, cause, works = self._needs.take(self.stream.free_ns)
-            is_done = not works and self._is_done()
-        self.stream.stand_idle(ready_ns, cause)
-        if not works:
+            batch = self._needs.take(self.stream.free_ns)
+            keys, rows = batch.keys, batch.rows
+            is_done = not keys and self._is_done()
+        self.stream.stand_idle(batch.ready_ns, batch.cause)
+        if not keys:
             return not is_done or self._needs.last_result_ns > self.stream.free_ns
         if self.stream.is_deferred and not self.controller.waiting:
             # No need's end is told, so all that is there is given to the stream at once.
             while (along := self._needs.take_along()) is not None:
                 self.stream.stand_idle(along.ready_ns, along.cause)
-                works += along.works
-            self.stream.compute(works)
+                keys += along.keys
+                rows += along.rows
+            self.stream.compute(keys, rows)
             with self.device.lock:
                 is_done = self._is_done()
             return not is_done or self._needs.last_result_ns > self.stream.free_ns
-        for key, rows, _ in works:
-            self.stream.compute((self._work(key, rows),))
+        for key, tokens in zip(keys, rows, strict=True):
+            precision = self.controller.geometry.precision_of(key)
+            nominal_ns = self.durations.expert_ns(precision, self._gate.site, tokens)
+            self.stream.compute((key,), (tokens,), nominal_ns)
             if self.controller.waiting:
                 self.stream.read_out()
             with self.device.lock:
@@ -236,10 +243,6 @@ class Driver:
                     self.stream.host_until(now)
                     self._end_need(key, now)
         return True
-
-    def _work(self, key: int, tokens: int) -> Work:
-        precision = self.controller.geometry.precision_of(key)
-        return key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens)
 
     def _may_go_on(self) -> bool:
         return self._needs.may_go_on(self.stream.free_ns) or self._is_done()
@@ -280,7 +283,8 @@ class Driver:
         return False
 
     def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        self.stream.compute(((key, rows, nominal_ns),), is_under_way=self._is_under_way(key))
+        is_under_way = self._is_under_way(key)
+        self.stream.compute((key,), (rows,), nominal_ns, is_under_way=is_under_way)
 
     # ---- what the device hands over, with its lock held
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from real.driver.device import Work
 from sim.values.record import CPU_RESULT
 
 
 class Batch:
     """Needs that became ready together, or will: all of them are there once none is pending."""
 
-    __slots__ = ("cause", "pending", "ready_ns", "works")
+    __slots__ = ("cause", "keys", "pending", "ready_ns", "rows")
 
-    def __init__(self, now_ns: int, works: list[Work], pending: int) -> None:
-        self.works = works
-        """Of each need its key and how many tokens it has; its nominal time is not known here."""
+    def __init__(self, now_ns: int, keys: list[int], rows: list[int], pending: int) -> None:
+        self.keys, self.rows = keys, rows
+        """Of each need its key, and how many tokens it has."""
         self.pending = pending
         """How many of them are to arrive."""
         self.ready_ns, self.cause = now_ns, CPU_RESULT
@@ -48,31 +47,31 @@ class Needs:
 
     # ---- what happens
 
-    def admit(self, works: list[Work], late: Mapping[int, int], now_ns: int) -> None:
-        """Line up the needs that one call has admitted.
+    def admit(self, keys: list[int], rows: list[int], late: Mapping[int, int], now_ns: int) -> None:
+        """Line up the needs that one call has admitted; ``rows``: how many tokens each has.
 
         ``late``: by key the row of its lookup, of those that are to arrive.
         """
-        if self._together:
-            batch = Batch(now_ns, works, len(late))
+        if self._together or (keys and not late):
+            batch = Batch(now_ns, keys, rows, len(late))
             self.line.append(batch)
             for key, row in late.items():
                 self.awaited[key] = row, batch
             return
-        there: list[Work] | None = None
-        for work in works:
-            key = work[0]
+        there: Batch | None = None
+        for key, count in zip(keys, rows, strict=True):
             if key in late:
-                batch = Batch(now_ns, [work], 1)
+                batch = Batch(now_ns, [key], [count], 1)
                 self.awaited[key] = late[key], batch
                 if not self._joins_when_ready:
                     self.line.append(batch)
                     there = None
             elif there is None:
-                there = [work]
-                self.line.append(Batch(now_ns, there, 0))
+                there = Batch(now_ns, [key], [count], 0)
+                self.line.append(there)
             else:
-                there.append(work)
+                there.keys.append(key)
+                there.rows.append(count)
 
     def arrive(self, key: int, now_ns: int, number: int) -> int:
         """Note that transfer ``number`` has brought an awaited key; return its lookup's row."""
@@ -98,8 +97,8 @@ class Needs:
             return True
         return bool(results_ns) and max(results_ns) > free_ns
 
-    def take(self, free_ns: int) -> tuple[int, int, list[Work]]:
-        """What the stream does next: (since when it is ready, what made it ready, the needs).
+    def take(self, free_ns: int) -> Batch:
+        """What the stream does next; nothing in it is pending.
 
         There are no needs where a CPU result counts instead: it has let other needs in, or no needs
         are left and the stream waits for the last result only.
@@ -109,13 +108,14 @@ class Needs:
             results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
             self._wave_results_ns.clear()
             if results_ns and (first is None or results_ns[0] <= first.ready_ns):
-                return results_ns[0], CPU_RESULT, []
+                return Batch(results_ns[0], [], [], 0)
         if first is None:
-            return self.last_result_ns, CPU_RESULT, []
-        if self._together or len(first.works) == 1:
-            self.line.popleft()
-            return first.ready_ns, first.cause, first.works
-        return first.ready_ns, first.cause, [first.works.pop(0)]
+            return Batch(self.last_result_ns, [], [], 0)
+        if self._together or len(first.keys) == 1:
+            return self.line.popleft()
+        one = Batch(first.ready_ns, [first.keys.pop(0)], [first.rows.pop(0)], 0)
+        one.cause = first.cause
+        return one
 
     def take_along(self) -> Batch | None:
         """The next batch if all of it is there, to be computed with what was just taken."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import RLock, Thread
 from typing import Any, TypeVar
 
 from real.driver.device import Listener, Turn
@@ -87,7 +87,8 @@ class PolledDevice:
     runs out of patience.
     """
 
-    lock: AbstractContextManager[object] = nullcontext()
+    lock: AbstractContextManager[object] = RLock()
+    """Nobody else takes it. To enter it costs less than to enter ``nullcontext``."""
 
     def __init__(self, patience_s: float, *, is_padded: bool) -> None:
         self._patience_ns = round(patience_s * 1e9)

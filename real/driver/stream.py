@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from real.driver.device import Device, Turn, Work
+from real.driver.device import Device, Turn
 from real.driver.timers import WAKE_NS
 from sim.values.record import HOST_TIME, Record
 from sim.values.types import HostCosts
 
 IDLE, HOST, WORK, GATE, SITE = range(5)
-Entry = tuple[int, int, int] | tuple[int, Sequence[Work], int]
+Entry = tuple[int, int, int] | tuple[int, Sequence[int], int]
 
 
 class Stream:
@@ -39,12 +39,20 @@ class Stream:
 
     # ---- what it does
 
-    def compute(self, works: Sequence[Work], *, is_under_way: bool = False) -> None:
-        """Compute some works, one after another.
+    def compute(
+        self,
+        keys: Sequence[int],
+        rows: Sequence[int],
+        nominal_ns: int = 0,
+        *,
+        is_under_way: bool = False,
+    ) -> None:
+        """Compute the works of some keys, one after another, each for its number of tokens.
 
+        ``nominal_ns``: how long each takes; where work is deferred nobody asks for it.
         ``is_under_way``: the time since the stream was free was spent on them, not by the host.
         """
-        for key, rows, nominal_ns in works:
+        for key, count in zip(keys, rows, strict=True):
             now, left_ns = self._device.now_ns(), nominal_ns
             due_ns = self._due_ns(nominal_ns)
             if self._device.is_padded:
@@ -52,7 +60,7 @@ class Stream:
             elif not is_under_way:
                 self.host_until(now)
             start_ns = self._device.now_ns()
-            self._device.compute(key, rows, left_ns)
+            self._device.compute(key, count, left_ns)
             self.free_ns = self._device.now_ns()
             self.computed.append((key, start_ns, self.free_ns))
             self._fall_behind(due_ns)
@@ -132,9 +140,16 @@ class DeferredStream(Stream):
         super().__init__(device, record, host)
         self._entries: list[Entry] = []
 
-    def compute(self, works: Sequence[Work], *, is_under_way: bool = False) -> None:
-        self._device.begin(works)
-        self._entries.append((WORK, works, is_under_way))
+    def compute(
+        self,
+        keys: Sequence[int],
+        rows: Sequence[int],
+        nominal_ns: int = 0,
+        *,
+        is_under_way: bool = False,
+    ) -> None:
+        self._device.begin(keys, rows)
+        self._entries.append((WORK, keys, is_under_way))
 
     def read_out(self) -> None:
         self._device.settle()
@@ -169,7 +184,7 @@ class DeferredStream(Stream):
         self.free_ns = 0
         for kind, argument, other in self._entries:
             if not isinstance(argument, int):
-                for key, _, _ in argument:
+                for key in argument:
                     start_ns, end_ns = next(spans)
                     if not other:
                         super().host_until(start_ns)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Event, Lock, Thread
@@ -191,7 +191,9 @@ class ThreadedDevice(Prompt):
         )
         self._call(service.link)
 
-    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None: ...
+    def announce(
+        self, link: int, number: int, key: int, moved_bytes: int, victims: Sequence[int]
+    ) -> None: ...
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
         self._seats[service.link][service.engine].is_asked = is_wanted

@@ -78,7 +78,7 @@ class Issued(list[Transfer]):
 
     def __getitem__(self, number: Any) -> Any:
         assert number.__class__ is not slice, "the transfers of a run are read one by one"
-        transfer = super().__getitem__(number)
+        transfer = list.__getitem__(self, number)
         return self._made(range(len(self))[number]) if transfer is None else transfer
 
     def _made(self, number: int) -> Transfer:

@@ -1,10 +1,11 @@
 """Measures what the GPU's engine costs its host: the Python of a decode gate, beside the controller's.
 
-The runtime counts calls and does nothing, so every event is over at once and no work takes time.
+The runtime does nothing, so every event is over at once and no work takes time.
 Routing is synthetic, in the shape of Qwen3-30B: 48 sites of 128 experts, of which 8 are chosen. It
-prints microseconds of CPU time a gate, the controller's own apart, and calls a gate. A turn of
+prints microseconds of CPU time a gate, the controller's own apart, and what timing it took. A turn of
 Python's empty loop stands beside them: it tells how fast this machine is just now. ``--count`` counts
-what Python does instead, which no other process on the machine changes. ``bare_`` are the same
+what Python and the runtime are asked to do instead, which no other process on the machine changes.
+``bare_`` are the same
 figures of a loop that makes these calls and keeps an LRU list, and does nothing else
 (`real.cuda.bare_loop`).
 """
@@ -45,18 +46,19 @@ CALLS = (
     "begin_sequence",
     "end_sequence",
 )
+TRIED = 20_000
+"""How often an empty call is timed, to know what timing takes."""
 SMALL = (64, 32)
 """Hidden size and neurons of experts: no byte is moved, so none need be there."""
 
 
 class NullRuntime(HostRuntime):
-    """Counts calls; from the beginning of the run on it does nothing else."""
+    """From the beginning of the run on it does nothing."""
 
     made: NullRuntime
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[str] = Counter()
         self.has_begun = False
         NullRuntime.made = self
 
@@ -65,41 +67,41 @@ class NullRuntime(HostRuntime):
         return super().make_current(stream)
 
     def record(self, event: HostEvent, stream: Any) -> None:
-        self.calls["record"] += 1
+        pass
 
     def wait(self, stream: Any, event: HostEvent) -> None:
-        self.calls["wait"] += 1
+        pass
 
     def query(self, event: HostEvent) -> bool:
-        self.calls["query"] += 1
         return True
 
     def elapsed_ns(self, first: HostEvent, last: HostEvent) -> int:
-        self.calls["elapsed"] += 1
         return 0
 
     def synchronize(self, event: HostEvent) -> None:
-        self.calls["synchronize"] += 1
+        pass
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        self.calls["copy"] += 1
+        pass
 
     def move(self, target: Any, source: Any, num_bytes: int, stream: Any) -> None:
-        self.calls["copy"] += 1
+        pass
 
     def run(self, stream: Any, work: Callable[[], Any], **uses: Any) -> Any:
-        self.calls["run"] += 1
         return None if self.has_begun else work()
 
     def replay(self, graph: Any, stream: Any, **uses: Any) -> None:
-        self.calls["launch"] += 1
+        pass
+
+
+RUNTIME_CALLS = ("record", "wait", "query", "elapsed_ns", "copy", "move", "run", "replay")
 
 
 class Timer:
     """The time inside some calls, of which one may make another.
 
     ``ns`` takes every call of a kind to be as long as their median, for another process may have
-    had the processor during some of them.
+    had the processor during some of them. ``own_ns`` is what telling the time took besides.
     """
 
     def __init__(self) -> None:
@@ -109,6 +111,16 @@ class Timer:
     @property
     def ns(self) -> float:
         return sum(median(took) * len(took) for took in self._took.values() if took)
+
+    @property
+    def own_ns(self) -> float:
+        calls = sum(map(len, self._took.values()))
+        other = Timer()
+        timed = other.around("nothing", lambda *values, **named: None)
+        began_ns = time.perf_counter_ns()
+        for _ in range(TRIED):
+            timed(0)
+        return calls * ((time.perf_counter_ns() - began_ns - other.ns) / TRIED)
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         took = self._took.setdefault(name, [])
@@ -133,6 +145,7 @@ class Count:
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
         self._controllers = {getattr(Controller, name).__code__ for name in CALLS}
+        self._runtimes = {getattr(NullRuntime, name).__code__: name for name in RUNTIME_CALLS}
         self._depth = 0
 
     def run(self, work: Callable[[], object]) -> None:
@@ -151,6 +164,8 @@ class Count:
             return self._leave
         if self._depth:
             return None
+        if frame.f_code in self._runtimes:
+            self.found[self._runtimes[frame.f_code]] += 1
         self.found["python"] += 1
         frame.f_trace_opcodes = True
         return self._step
@@ -201,7 +216,6 @@ def measure(
 
     def timed_run() -> None:
         nonlocal took_ns
-        NullRuntime.made.calls.clear()
         gc.collect()
         gc.disable()
         began_ns = time.process_time_ns()
@@ -225,7 +239,7 @@ def measure(
     finally:
         for name, call in own.items():
             setattr(Controller, name, call)
-    gates, calls = len(record.gate_ns), NullRuntime.made.calls
+    gates = len(record.gate_ns)
     model = prepared.run.model
     bare_count = None if count is None else Count()
     loop = BareLoop(NullRuntime(), model, int(model.sites * model.experts * share))
@@ -249,11 +263,10 @@ def measure(
         "resident_share": share,
         "gates": gates,
         "misses_a_gate": round(len(record.service_number) / gates, 3),
-        "us_a_gate": round((took_ns - timer.ns) / gates / 1e3, 2),
+        "us_a_gate": round((took_ns - timer.ns - timer.own_ns) / gates / 1e3, 2),
         "bare_us_a_gate": round(bare_ns / gates / 1e3, 2),
         "controller_us_a_gate": round(timer.ns / gates / 1e3, 2),
         "ns_of_an_empty_loop": round(loop_ns / 1e6, 1),
-        "calls_a_gate": {name: round(count / gates, 2) for name, count in sorted(calls.items())},
     }
 
 

@@ -25,10 +25,10 @@ from differential.production import ScenarioWorkload, controller_for
 from differential.scenario import Host, Link, Loader, Placement, Scenario, random_scenario
 from helpers.restless import Restless
 from helpers.slowed import Slowed, slowed
-from real.driver.device import Device, NullDevice, Work
+from real.driver.device import Device, NullDevice
 from real.driver.links import Links
 from real.driver.loop import Driver
-from real.driver.needs import Needs
+from real.driver.needs import Batch, Needs
 from real.driver.paced import PacedDevice
 from real.driver.recording import Recording, record_run
 from real.validation.conformance import Conformance, NonconformanceError, conform
@@ -115,10 +115,11 @@ def serve_the_last(self: Links, link: int, following: Transfer | None) -> None:
         self._device.serve(service)
 
 
-def compute_the_last(self: Needs, free_ns: int) -> tuple[int, int, list[Work]]:
+def compute_the_last(self: Needs, free_ns: int) -> Batch:
     if self.line and not self.line[-1].pending:
         self.line = deque([self.line.pop(), *self.line])
-        self.line[0].works.reverse()
+        self.line[0].keys.reverse()
+        self.line[0].rows.reverse()
     return take(self, free_ns)
 
 

@@ -450,10 +450,10 @@ def test_what_is_issued_behind_a_copy_is_given_to_the_stream_before_that_copy_ha
     device = cast(CudaDevice, run.device)
     announce, early = device.announce, list[bool]()
 
-    def watched(link: int, number: int, key: int, moved_bytes: int) -> None:
+    def watched(link: int, number: int, key: int, moved_bytes: int, victims: Sequence[int]) -> None:
         copies = sum("copies" in line for line in runtimes[-1].log)
         is_new = number not in device._traffic._ahead
-        announce(link, number, key, moved_bytes)
+        announce(link, number, key, moved_bytes, victims)
         if is_new:
             early.append(sum("copies" in line for line in runtimes[-1].log) > copies)
 
