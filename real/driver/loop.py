@@ -214,14 +214,15 @@ class Driver:
         """Wait for the next needs and compute them; return False if the site has no more."""
         self.device.wait(self._may_go_on, self._what_is_missing)
         with self.device.lock:
-            batch = self._needs.take(self.stream.free_ns)
+            # Where no need's end is told, all that is there is given to the stream at once.
+            gives_all = self.stream.is_deferred and not self.controller.waiting
+            batch = self._needs.take(self.stream.free_ns, whole=gives_all)
             keys, rows = batch.keys, batch.rows
             is_done = not keys and self._is_done()
         self.stream.stand_idle(batch.ready_ns, batch.cause)
         if not keys:
             return not is_done or self._needs.last_result_ns > self.stream.free_ns
-        if self.stream.is_deferred and not self.controller.waiting:
-            # No need's end is told, so all that is there is given to the stream at once.
+        if gives_all:
             while (along := self._needs.take_along()) is not None:
                 self.stream.stand_idle(along.ready_ns, along.cause)
                 keys += along.keys

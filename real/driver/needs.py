@@ -97,8 +97,10 @@ class Needs:
             return True
         return bool(results_ns) and max(results_ns) > free_ns
 
-    def take(self, free_ns: int) -> Batch:
+    def take(self, free_ns: int, *, whole: bool) -> Batch:
         """What the stream does next; nothing in it is pending.
+
+        It is one need, or with ``whole`` all that were ready at once.
 
         There are no needs where a CPU result counts instead: it has let other needs in, or no needs
         are left and the stream waits for the last result only.
@@ -111,7 +113,7 @@ class Needs:
                 return Batch(results_ns[0], [], [], 0)
         if first is None:
             return Batch(self.last_result_ns, [], [], 0)
-        if self._together or len(first.keys) == 1:
+        if whole or self._together or len(first.keys) == 1:
             return self.line.popleft()
         one = Batch(first.ready_ns, [first.keys.pop(0)], [first.rows.pop(0)], 0)
         one.cause = first.cause

@@ -115,12 +115,12 @@ def serve_the_last(self: Links, link: int, following: Transfer | None) -> None:
         self._device.serve(service)
 
 
-def compute_the_last(self: Needs, free_ns: int) -> Batch:
+def compute_the_last(self: Needs, free_ns: int, *, whole: bool) -> Batch:
     if self.line and not self.line[-1].pending:
         self.line = deque([self.line.pop(), *self.line])
         self.line[0].keys.reverse()
         self.line[0].rows.reverse()
-    return take(self, free_ns)
+    return take(self, free_ns, whole=whole)
 
 
 def compute_all_together(self: Needs, *admitted: Any) -> None:
