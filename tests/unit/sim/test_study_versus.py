@@ -90,6 +90,11 @@ def test_words_that_no_cell_has_are_refused_with_those_that_there_are(dataset: P
         read_rows(dataset, ["trace.split=eval"])
 
 
+def test_all_the_words_of_a_cell_find_it(dataset: Path) -> None:
+    row = read_rows(dataset)[0]
+    assert row in read_rows(dataset, row["overrides"].split())
+
+
 def test_ratios_and_intervals_are_those_of_two_compared_runs(dataset: Path) -> None:
     (group,) = versus(rows_with(dataset, "budget.resident_share=0.25"), "lru cache=lru").groups
     common = [*BASE, "system=lru", "budget.resident_share=0.25"]
