@@ -255,6 +255,20 @@ def test_where_the_fastest_system_gains_nothing_by_more_lru_may() -> None:
     )
 
 
+@pytest.mark.parametrize(("devices", "share"), [((), 1.05), (("devices=layers_2",), 0.75)])
+def test_memory_is_looked_for_until_all_experts_fit_on_every_device(
+    devices: tuple[str, ...], share: float
+) -> None:
+    """Of two devices one may need half as much again as its half."""
+    run = prepared(["system=lru", "budget=fit", "hardware.memory_gib=12", *devices, *FEW])
+    (needs,) = [one.needs_gib for one in fits_of(run) if one.precision == "fp16"]
+    never = Stated({"lru": 0.0}, {"lru": 0.0})
+    asked = replace(row("lru", 1.0), words=("system=lru", "precision=fp16"))
+    found = answers._memory(asked, run, never, 9.0)
+    assert found.value is None
+    assert f"no memory of up to {needs * share:.3g} GiB" in found.told
+
+
 def row(system: str, speed: float, precision: str = "fp16") -> Row:
     return Row(
         system, precision, (), LOSSLESS, 0.5, speed, None, 1.0, None, 0.5, "nothing", Labels()
