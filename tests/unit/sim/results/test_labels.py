@@ -149,4 +149,5 @@ def test_labels_on_a_figure_stand_below_its_title_inside_its_width() -> None:
     assert title.get_text().startswith("whose\nTRANSPLANTED")
     box = title.get_window_extent()
     assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert box.width > 0.7 * figure.bbox.width  # and fill it
     plt.close(figure)

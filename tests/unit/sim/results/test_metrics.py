@@ -162,6 +162,19 @@ def test_only_decoded_rows_draft_and_give_new_tokens(ran: tuple[Run, Result]) ->
         assert tokens.filter(pl.col("phase") == "decode")[name].sum() > 0
 
 
+def test_a_sequence_is_as_far_as_all_the_tokens_that_it_was_given(ran: tuple[Run, Result]) -> None:
+    """A draft that was not kept takes no position."""
+    tokens = ran[1].frames.tokens
+    if "new_tokens" not in tokens.columns:
+        return
+    for _, of_one in tokens.group_by("sequence", maintain_order=True):
+        prompt = of_one.filter(pl.col("phase") == "prefill")["position"].max()
+        decoded = of_one.filter(pl.col("phase") == "decode")
+        assert isinstance(prompt, int)
+        expected = (prompt + decoded["new_tokens"].cum_sum()).to_list()
+        assert decoded["position"].to_list() == expected
+
+
 # Contracts: C111
 def test_what_a_tier_held_at_its_fullest_fits_it(ran: tuple[Run, Result]) -> None:
     run, result = ran

@@ -1,0 +1,23 @@
+"""What the fit sequences chose, counted one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from sim.fitting.fits import profile_of
+from sim.traces.trace import Trace
+
+
+def test_uses_are_the_choices_of_all_rows_of_the_fit_sequences_prompts_included(
+    bundled_trace: Trace,
+) -> None:
+    fit = [one.sequence for one in bundled_trace.header.sequences if one.split == "fit"]
+    counted: Counter[tuple[int, int]] = Counter()
+    for row in np.flatnonzero(np.isin(bundled_trace.sequence, fit)):
+        for site, chosen in enumerate(bundled_trace.ids[row].tolist()):
+            counted.update((site, expert) for expert in chosen if expert >= 0)
+    uses = profile_of(bundled_trace).uses
+    assert {at: int(uses[at]) for at in np.ndindex(uses.shape) if uses[at]} == counted
+    assert min(counted.values()) > 1
