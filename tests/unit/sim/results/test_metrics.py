@@ -173,6 +173,8 @@ def test_a_sequence_is_as_far_as_all_the_tokens_that_it_was_given(ran: tuple[Run
         assert isinstance(prompt, int)
         expected = (prompt + decoded["new_tokens"].cum_sum()).to_list()
         assert decoded["position"].to_list() == expected
+        # A step keeps one token more than it keeps drafts.
+        assert (decoded["new_tokens"] <= decoded["drafts"] + 1).all()
 
 
 # Contracts: C111

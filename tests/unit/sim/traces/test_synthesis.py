@@ -157,6 +157,12 @@ def test_reuse_rises_with_persistence_and_falls_with_lag():
     assert reuse(trace, 1) > reuse(trace, 8) + 0.05
 
 
+def test_each_of_several_sequences_persists():
+    trace = make(tokens=100, sequences=4, persistence=0.95)
+    alone = reuse(make(tokens=400, persistence=0.95), 1)
+    assert reuse(trace, 1) == pytest.approx(alone, abs=0.05)
+
+
 def test_without_persistence_and_skew_selections_are_uniform():
     trace = make(tokens=4000, persistence=0.0, skew=0.0)
     assert reuse(trace, 1) == pytest.approx(SHAPE.top_k / SHAPE.experts, abs=0.01)
