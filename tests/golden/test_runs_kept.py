@@ -113,8 +113,13 @@ def test_a_run_leaves_what_it_left(
 def test_synthetic_gates_are_what_they_were(preset: str, kept: Callable[..., None]) -> None:
     given = {"persistence": 0.7, "skew": 0.9, "lookahead": 2, "lookahead_accuracy": 0.8}
     trace = synthesize(PRESETS[preset], tokens=6, sequences=3, prompt_tokens=4, seed=5, **given)
-    arrays = {name: it for name, it in vars(trace).items() if isinstance(it, np.ndarray)}
-    kept(f"synthetic: {preset}", {name: digest(it) for name, it in sorted(arrays.items())})
+    now = {}
+    for name, values in sorted(vars(trace).items()):
+        if isinstance(values, np.ndarray):
+            # The last digits of logarithms are the machine's own.
+            is_whole = np.issubdtype(values.dtype, np.integer)
+            now[name] = digest(values) if is_whole else f"{np.nanmean(values):.4g}"
+    kept(f"synthetic: {preset}", now)
 
 
 def test_what_is_fitted_is_what_it_was(bundled_trace: Trace, kept: Callable[..., None]) -> None:
