@@ -153,7 +153,7 @@ class Controller(Lookups):
         Nobody may read these columns from then on until ``finish`` puts them together.
         """
         if self._packing is None:
-            self._packing = Packing({name: getattr(self, name) for name in PACKED}, WIDTHS)
+            self._packing = Packing({(name,): getattr(self, name) for name in PACKED}, WIDTHS)
         self._packing.pack()
         self.issued.pack()
 

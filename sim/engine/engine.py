@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
@@ -14,7 +14,7 @@ from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
 from sim.machine.durations import Durations
 from sim.values.packing import Packing, packed_column
-from sim.values.record import HOST_TIME, NO_REQUEST
+from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
 
@@ -108,19 +108,20 @@ class Engine(Stream):
 
     def keep_packed(self) -> None:
         """Keep long columns as arrays (`sim.values.packing`), the controller's, too."""
-        self._packing = Packing(
-            {
-                "gates": self._gates,
-                "idles": self._idles,
-                "ends": self._end_ns,
-                "others": self.other_calls,
-                "arrivals": self._arrivals,
-            },
-            {},
-        )
+        self._packing = Packing(self._long_columns(), {})
         self.services, self.record.service_end_ns = packed_column(), packed_column()
         for link in self._links:
             link.note_services()
+
+    def _long_columns(self) -> dict[tuple[str, ...], list[int]]:
+        """By the names that the record and its notes have for them: lists of rows."""
+        return {
+            ("gate_ns", "first_rows"): self._gates,
+            ("idle_start_ns", "idle_end_ns", "idle_cause"): self._idles,
+            ("end_ns",): self._end_ns,
+            ("other_ns",): self.other_calls,
+            ("arrivals",): self._arrivals,
+        }
 
     def _pack(self) -> None:
         if self._packing is not None:
@@ -273,16 +274,17 @@ class Engine(Stream):
             record.service_start_ns,
             record.service_bytes,
         ) = (services[i::SERVICE] for i in range(SERVICE))
+        del services[:]  # a long run has no room for both
         record.makespan_ns = now
-        gates, idles = self._gates, self._idles
+        columns: Mapping[str, list[int]] = {
+            name: rows[nth :: len(names)]
+            for names, rows in self._long_columns().items()
+            for nth, name in enumerate(names)
+        }
         if self._packing is not None:
-            packed = self._packing.whole()
-            gates, idles, record.end_ns = packed["gates"], packed["idles"], packed["ends"]
-            notes.other_ns, notes.arrivals = packed["others"], packed["arrivals"]
-        record.gate_ns, notes.first_rows = gates[::2], gates[1::2]
-        record.idle_start_ns, record.idle_end_ns, record.idle_cause = (
-            idles[i::3] for i in range(3)
-        )
+            columns = self._packing.whole()
+        for name, column in columns.items():
+            setattr(record if name in COLUMNS else notes, name, column)
         self.controller.finish()
         notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 

@@ -149,17 +149,11 @@ class Traffic:
             self.controller.slots.key_bytes,
         )
         number, link, engine, start = (
-            np.array(column, np.int64)
-            for column in (
-                record.service_number,
-                record.service_link,
-                record.service_engine,
-                record.service_start_ns,
-            )
+            record.array(f"service_{name}") for name in ("number", "link", "engine", "start_ns")
         )
         recorded_end = record.array("service_end_ns")
         end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
-        moved, written = record.array("service_bytes"), np.zeros(len(number), np.int64)
+        moved, written = record.array("service_bytes").copy(), np.zeros(len(number), np.int64)
         if self.controller.loader.write_back:
             for row in np.flatnonzero(link == 0).tolist():
                 written[row] = sum(key_bytes[victim] for victim in issued[number[row]].write_back)

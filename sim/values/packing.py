@@ -18,20 +18,26 @@ def packed_column() -> list[int]:
 
 
 class Packing:
-    """Keeps what some lists have gathered, by name.
+    """Keeps what some lists have gathered, by name of a column.
 
     Appending to a list is the fastest way to grow a column. So they stay lists, and ``pack`` now
-    and then empties them into arrays.
+    and then empties them into arrays. A list may gather several columns, row after row.
     """
 
-    def __init__(self, lists: Mapping[str, list[int]], widths: Mapping[str, str]) -> None:
-        """``widths`` are those of columns whose numbers are small; others have 8 B an entry."""
+    def __init__(
+        self, lists: Mapping[tuple[str, ...], list[int]], widths: Mapping[str, str]
+    ) -> None:
+        """``lists``: by the names of the columns that one gathers.
+
+        ``widths`` are those of columns whose numbers are small; others have 8 B an entry.
+        """
         self._lists = lists
-        self._kept = {name: array(widths.get(name, INT64)) for name in lists}
+        self._kept = {name: array(widths.get(name, INT64)) for names in lists for name in names}
 
     def pack(self) -> None:
-        for name, gathered in self._lists.items():
-            self._kept[name].extend(gathered)
+        for names, gathered in self._lists.items():
+            for nth, name in enumerate(names):
+                self._kept[name].extend(gathered[nth :: len(names)])
             gathered.clear()
 
     def whole(self) -> Mapping[str, list[int]]:

@@ -108,7 +108,10 @@ class Record:
 
     def array(self, name: str) -> NDArray[np.int64]:
         """Column ``name`` of a run that has ended, as an array that nobody may write to."""
-        return np.array(getattr(self, name), np.int64)
+        # What is kept as an array already is not copied.
+        found = np.asarray(getattr(self, name), np.int64)
+        found.flags.writeable = False
+        return found
 
 
 COLUMNS = tuple(item.name for item in fields(Record))
