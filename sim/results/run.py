@@ -31,7 +31,7 @@ class Run:
     resident_share: float
     seed: int
     config: dict[str, Any]
-    fitted_on: int = 0
+    fitted_on: int
     """How many of the run's sequences the predictor was fitted on."""
     changed: tuple[str, ...] = ()
     """The overrides of machine, model, trace and workload (`sim.setup.configure.changes`)."""

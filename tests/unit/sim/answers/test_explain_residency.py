@@ -1,49 +1,29 @@
-"""What the words of an explanation go by, case by case."""
+"""What is said of a key that was served from staging."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sim.answers.explain_residency import _may_have_left
+from sim.answers.explain_residency import _not_kept
 
-BEFORE: dict[str, Any] = {
-    "kind": "demand",
-    "outcome": "used",
-    "staging_slots": 2,
-    "destination": "staging",
-    "demand_evicts": "masked",
-    "payload": "Whole",
-    "cache": "LRU",
-}
-"""A whole expert, loaded on demand into a pool that takes whatever was loaded."""
+NAMES = cast(Any, SimpleNamespace(key=lambda key: "expert 1", gate=lambda tick: "tick 0"))
 
 
 @pytest.mark.parametrize(
-    ("changed", "may"),
+    ("outcome", "told"),
     [
-        ({}, False),
-        ({"cache": "Popular"}, True),
-        ({"cache": "Belady"}, True),
-        ({"demand_evicts": "unmasked"}, True),
-        ({"payload": "ActiveShare"}, True),
-        ({"payload": "ActiveShare", "staging_slots": 0}, False),
-        ({"kind": "prefetch"}, True),
-        ({"kind": "prefetch", "destination": "pool"}, False),
-        ({"kind": "prefetch", "destination": "pool", "cache": "Belady"}, False),
-        ({"kind": "prefetch", "destination": "pool", "outcome": "dropped"}, True),
-        ({"kind": "prefetch", "outcome": "dropped", "staging_slots": 0}, False),
+        ("used", "was served from staging: Belady did not keep it."),
+        ("late", "was served from staging: Belady did not keep it."),
+        ("evicted_unused", "into staging, and left it unused."),
     ],
 )
-def test_a_key_may_have_left_from_staging_where_no_row_would_tell(
-    changed: dict[str, Any], may: bool
+def test_a_prefetch_was_served_from_staging_if_a_need_used_it_late_or_not(
+    outcome: str, told: str
 ) -> None:
-    told = BEFORE | changed
-    run: Any = SimpleNamespace(
-        choice=lambda part, name: {"loader": told}[part][name], mechanism=told.__getitem__
-    )
-    move: Any = SimpleNamespace(kind=told["kind"], outcome=told["outcome"])
-    assert _may_have_left(run, move) == may
-    assert not _may_have_left(run, None), "it was there from the start"
+    policies = {"cache": "Belady", "payload": "Whole"}
+    run = cast(Any, SimpleNamespace(mechanism=policies.__getitem__, choice=lambda *words: "masked"))
+    move = cast(Any, SimpleNamespace(kind="prefetch", outcome=outcome, key=1, tick=0))
+    assert _not_kept(run, NAMES, move).endswith(told)

@@ -104,6 +104,25 @@ def test_a_plain_configuration_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "usual"),
+    [
+        ("num_layers", "num_hidden_layers"),
+        ("num_experts", "num_local_experts"),
+        ("n_routed_experts", "num_local_experts"),
+        ("moe_num_experts", "num_local_experts"),
+        ("experts_per_token", "num_experts_per_tok"),
+        ("moe_topk", "num_experts_per_tok"),
+        ("moe_k", "num_experts_per_tok"),
+        ("d_model", "hidden_size"),
+        ("num_heads", "num_attention_heads"),
+        ("d_ff", "intermediate_size"),
+    ],
+)
+def test_one_size_has_the_names_that_families_give_it(key: str, usual: str) -> None:
+    assert small(**{usual: "absent", key: SMALL[usual]}) == small()
+
+
 def test_layers_without_experts_stand_before_the_sites() -> None:
     """Five layers, the first without experts.
 
