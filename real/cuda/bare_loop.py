@@ -23,7 +23,9 @@ from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from sim.machine.model import Model
 
 AT_HOME = 64
-"""How many experts rest in pinned memory; the others are copied from the same places."""
+"""How many experts rest in pinned memory at most; the others are copied from the same places."""
+HOME_BYTES = 4 << 30
+"""What these may take."""
 
 
 class BareLoop:
@@ -41,7 +43,7 @@ class BareLoop:
         x_1H = runtime.allocate(2 * model.hidden).view(torch.float16).view(1, -1)
         self._dense_weight = runtime.allocate(8 * model.hidden**2).view(torch.float16)
         self._dense_weight = self._dense_weight.view(-1, model.hidden)
-        count = min(AT_HOME, model.experts)
+        count = max(1, min(AT_HOME, model.experts, HOME_BYTES // self.expert_bytes))
         self._arena = PinnedArena(
             runtime, ring_bytes(count, self.expert_bytes) + tables_bytes(model.top_k)
         )

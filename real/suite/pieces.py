@@ -40,6 +40,7 @@ PIECES = (
     Piece("stores", "files of experts for the runs", "real.suite.runs:stores", 75),
     Piece("calibrate", "the machine as a hardware file", "real.suite.calibration:calibrate", 75),
     Piece("copies", "loads inside the engine beside the link's peak", "real.suite.runs:copies", 40),
+    Piece("engine", "the engine beside a bare loop", "real.suite.engine:engine", 90),
     Piece("replay", "systems x budgets on forced routing", "real.suite.runs:replay", 120),
     Piece("live", "models whose own gates decide", "real.suite.runs:live", 45),
     Piece("validation", "the simulator beside the device", "real.suite.runs:validation", 90),

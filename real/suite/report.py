@@ -11,6 +11,7 @@ from typing import Any
 
 from real.suite.conduct import STATE
 from real.suite.context import Context
+from real.suite.engine import engine_targets
 from real.suite.targets import Row, kernel_targets
 from sim.results.labels import labels_in, told
 
@@ -54,6 +55,7 @@ def targets(context: Context) -> Iterator[str]:
     rows = [
         *kernel_targets((context.load("kernels") or {"rows": []})["rows"]),
         *_copy_targets(context),
+        *engine_targets(context),
         *_verified(context),
         *_live(context),
     ]

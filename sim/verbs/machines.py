@@ -345,15 +345,20 @@ VERBS = (
         "Measure the GPU's engine beside a bare loop of the same calls.",
         (
             Option("device", "host rehearses it", Kind.ONE, "cuda", ("cuda", "host")),
+            Option(
+                "model", "whose sizes", Kind.ONE, "qwen3_30b_a3b", ("qwen3_30b_a3b", "mixtral_8x7b")
+            ),
             Option("size", "of the experts", Kind.ONE, "whole", ("whole", "tiny")),
-            Option("tokens", "how many are decoded", Kind.WHOLE, "60", least=2),
+            Option(
+                "tokens", "how many are decoded", Kind.WHOLE, default="60 or 16, by model", least=2
+            ),
             Option("share", "of the experts' bytes on the device", Kind.NUMBER, "0.25"),
             Option("store_dir", "folder of the experts' file", default="a temporary one"),
         ),
         (
             "real bench_engine device=host size=tiny tokens=4",
             "real bench_engine",
-            "real bench_engine share=0.5",
+            "real bench_engine model=mixtral_8x7b share=0.5",
         ),
         "docs/gpu_run.md",
     ),

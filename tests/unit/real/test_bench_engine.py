@@ -41,7 +41,11 @@ def test_the_bare_loop_is_in_legal_order_and_keeps_what_was_used_last() -> None:
 
 @pytest.mark.parametrize(
     ("word", "why"),
-    [("token=5", "token=5 is unknown"), ("size=huge", "size=huge must be one of whole, tiny")],
+    [
+        ("token=5", "token=5 is unknown"),
+        ("size=huge", "size=huge must be one of whole, tiny"),
+        ("model=gpt", "model=gpt must be one of qwen3_30b_a3b, mixtral_8x7b"),
+    ],
 )
 def test_words_that_say_nothing_are_refused(
     word: str, why: str, capsys: pytest.CaptureFixture[str]
