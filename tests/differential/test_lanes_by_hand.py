@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from differential import production_rows, reference
-from differential.by_hand import gate, machine, served, stalls, token
+from differential.by_hand import foresee, gate, machine, sequence, served, stalls, token
 from differential.features import random_feature
 from differential.rows import Timeline
 from differential.scenario import Host, Link, Loader, PoolSpec, Scenario
@@ -106,6 +106,45 @@ def test_kernels_wait_for_projections_and_not_for_experts() -> None:
     assert [row.end_ns for row in timeline.services] == [4, 4, 4]
     assert stalls(timeline) == {"demand": 1}
     assert timeline.makespan_ns == 1 + 2 + 1 + 2 + 4 + 4
+
+
+# Contracts: C167
+def test_what_has_come_of_a_late_prefetch_is_computed_at_its_gate() -> None:
+    """Expert 5 of site 1 is prefetched from 1 on: its reads end at 4, 7 and 10. Its gate is at 5:
+    the first projection takes 5 to 6, the others 1 ns each from 7 and from 10 on.
+    """
+    scenario = machine(
+        token(gate(0), gate(5), ahead={0: (foresee(5),)}),
+        links=(Link(0, 1, by_projection=True),),
+        variant_bytes=(9,),
+        base_ns=(3,),
+        projection_bytes=((3, 3, 3),),
+        initial=((0, 0, 0),),
+        loader=Loader(wait="by_projection", lookahead=1),
+    )
+    timeline = run(scenario)
+    assert [row.end_ns for row in timeline.services] == [4, 7, 10]
+    assert stalls(timeline) == {"late_prefetch": 1, "demand": 2}
+    assert timeline.makespan_ns == 11
+
+
+# Contracts: C167
+def test_a_variant_that_was_evicted_comes_anew_projection_by_projection() -> None:
+    """One slot, and three tokens that ask for 0, 1 and 0: each waits 40 ns for the first projection
+    and computes for 60. The dense work of each takes 1 ns.
+    """
+    scenario = machine(
+        *sequence(gate(0), gate(1), gate(0)),
+        links=(Link(0, 10, by_projection=True),),
+        variant_bytes=(6,),
+        base_ns=(60,),
+        projection_bytes=((4, 1, 1),),
+        capacity=6,
+        loader=Loader(wait="by_projection"),
+    )
+    timeline = run(scenario)
+    assert [row.end_ns - row.gate_ns for row in timeline.gates] == [40 + 60] * 3
+    assert stalls(timeline) == {"demand": 3 * 40}
 
 
 # Contracts: C167
