@@ -21,19 +21,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from sim.machine.hardware import Hardware
-from sim.machine.lanes import Lanes
 from sim.machine.model import Model
 from sim.machine.roofline import Roofline
-from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.setup.execute import execute
 from sim.traces.residency_log import ResidencyLog
-from sim.values.record import Record
 from sim.values.types import Step
 from sim.values.units import GB, NS_PER_MS
 
@@ -158,31 +156,10 @@ def simulated_ms(
     if hardware is not None:
         OmegaConf.set_struct(cfg, False)
         cfg = DictConfig(OmegaConf.merge(cfg, {"hardware": dict(hardware)}))
-    run = build(cfg, system)
-    record = execute(run).frames.record
-    return {name: times / NS_PER_MS for name, times in times_of(run, record).items()}
-
-
-def times_of(run: Run, record: Record) -> dict[str, Floats]:
-    """``io``, ``stall`` and ``wall`` by decode step of a run, in ns."""
-    begins, ends = record.array("step_start_ns"), record.array("step_end_ns")
-    decode = np.array([step.decode for step in run.workload.steps], np.bool_)
-
-    def by_step(start: NDArray[np.int64], time: NDArray[np.int64]) -> Floats:
-        step = np.searchsorted(begins, start, side="right") - 1
-        return np.bincount(step, time, minlength=len(begins))[decode]
-
-    start, moved = record.array("service_start_ns"), record.array("service_bytes")
-    lanes = run.durations.lanes(0) if isinstance(run.durations, Roofline) else None
-    copy = np.array([(lanes or Lanes()).copy_ns(size) for size in moved.tolist()], np.int64)
-    ended = record.array("service_end_ns") >= 0
-    waits = record.array("idle_cause") >= 0
-    idle_start = record.array("idle_start_ns")[waits]
-    return {
-        "io": by_step(start[ended], (record.array("service_end_ns") - start - copy)[ended]),
-        "stall": by_step(idle_start, record.array("idle_end_ns")[waits] - idle_start),
-        "wall": (ends - begins)[decode].astype(float),
-    }
+    tokens = execute(build(cfg, system)).frames.tokens.filter(pl.col("phase") == "decode")
+    wall_ns = tokens["end_ns"] - tokens["start_ns"]
+    columns = {"io": tokens["reading_ns"], "stall": tokens["waiting_ns"], "wall": wall_ns}
+    return {name: column.to_numpy() / NS_PER_MS for name, column in columns.items()}
 
 
 def errors_after(
