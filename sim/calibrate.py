@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from sim.answers.engine_lanes import (
-    LaneFit,
     errors_after,
     fit_lanes,
     fit_memory,
@@ -313,48 +312,6 @@ def sections(request: Request) -> dict[str, Any]:
     return {str(name): part for name, part in parts.items()}
 
 
-def lanes_text(request: Request, link: str, fit: LaneFit, memory: float, rows: int) -> str:
-    """The text of the file of a machine with lanes."""
-    assert request.trace is not None
-    digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
-    lines = [
-        (
-            f"# {request.base}, with what {request.log.name} (sha256 {digest}) tells of its lanes:"
-            f" tokens 1 to {rows} are fitted."
-        ),
-        "defaults:",
-        f"  - {request.base}",
-        "  - _self_",
-        f"name: {request.name}",
-        "preset: calibrated",
-        "validated: none  # tokens of one run are no runs",
-        "links:",
-        f"  {link}:",
-        f"    engines: {fit.engines}  # lanes, as given",
-        f"    engine_gb_per_s: {fit.engine_gb_per_s:.6g}  # a lane",
-        f"    peak_gb_per_s: {fit.engines * fit.engine_gb_per_s:.6g}  # all lanes: no cap for all was felt",
-        "    efficiency: 1.0  # as measured",
-        "    overhead_us: 0.0  # a lane's start is told, not a read's",
-        f"    wake_us: {fit.wake_ms * 1e3:.6g}  # a lane's start",
-        "    unit: projection  # as the engine reads",
-    ]
-    if request.copy_gb_per_s is not None:
-        lines.append(
-            f"    copy_gb_per_s: {request.copy_gb_per_s:g}  # as given; no column tells it"
-        )
-    return "\n".join(
-        [
-            *lines,
-            "compute:",
-            f"  memory_efficiency: {memory:.6g}  # from the median token of {request.model}",
-            "host:",
-            f"  load_us: {fit.load_ms * 1e3:.6g}  # book-keeping a load, beside the reads",
-            f'source: "{request.log.name} and its trace, {date.today().isoformat()}, by sim.calibrate"',
-            "",
-        ]
-    )
-
-
 def calibrate_lanes(request: Request) -> tuple[str, str]:
     """The text of the machine's file, and how far the tokens after the fitted ones are off.
 
@@ -374,7 +331,17 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
     hardware, model = make_object(parts["hardware"]), make_object(parts["model"])
     fit = fit_lanes(log, rows, request.lanes, len(model.projection_bytes(request.precision)))
     memory = fit_memory(hardware, model, request.precision, request.context, fit.compute_ms)
-    text = lanes_text(request, request.link or hardware.link_names[0], fit, memory, rows)
+    digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
+    what = f"{request.base}, with what {request.log.name} (sha256 {digest}) tells of its lanes"
+    text = fit.file(
+        [f"{what}: tokens 1 to {rows} are fitted."],
+        base=request.base,
+        name=request.name,
+        link=request.link or hardware.link_names[0],
+        memory=f"{memory:.6g}  # from the median token of {request.model}",
+        copy_gb_per_s=request.copy_gb_per_s,
+        source=f"{request.log.name} and its trace, {date.today().isoformat()}, by sim.calibrate",
+    )
     figures = OmegaConf.to_container(OmegaConf.create(text))
     assert isinstance(figures, dict)
     del figures["defaults"]

@@ -81,6 +81,48 @@ class LaneFit:
     def engine_gb_per_s(self) -> float:
         return 1e3 / self.ms_per_byte / GB
 
+    def file(
+        self,
+        head: Sequence[str],
+        *,
+        base: str,
+        name: str,
+        link: str,
+        memory: str,
+        copy_gb_per_s: float | None,
+        source: str,
+    ) -> str:
+        """The text of the machine's file. ``memory`` is the efficiency of the device's memory."""
+        own, copies = self.engine_gb_per_s, copy_gb_per_s
+        lines = [
+            *(f"# {line}" for line in head),
+            "defaults:",
+            f"  - {base}",
+            "  - _self_",
+            f"name: {name}",
+            "preset: calibrated",
+            "validated: none  # tokens of one run are no runs",
+            "links:",
+            f"  {link}:",
+            f"    engines: {self.engines}  # lanes, as given",
+            f"    engine_gb_per_s: {own:.6g}  # a lane",
+            f"    peak_gb_per_s: {self.engines * own:.6g}  # all lanes: no cap for all was felt",
+            "    efficiency: 1.0  # as measured",
+            "    overhead_us: 0.0  # a lane's start is told, not a read's",
+            f"    wake_us: {self.wake_ms * 1e3:.6g}  # a lane's start",
+            "    unit: projection  # as the engine reads",
+        ]
+        if copies is not None:
+            lines.append(f"    copy_gb_per_s: {copies:g}  # as given; no column tells it")
+        lines += [
+            "compute:",
+            f"  memory_efficiency: {memory}",
+            "host:",
+            f"  load_us: {self.load_ms * 1e3:.6g}  # book-keeping a load, beside the reads",
+            f'source: "{source}"',
+        ]
+        return "\n".join([*lines, ""])
+
 
 def fit_lanes(log: LaneLog, rows: int, engines: int, projections: int) -> LaneFit:
     """The constants of the first ``rows`` tokens.
