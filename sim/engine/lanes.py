@@ -50,7 +50,7 @@ class LanedLink(SharedLink):
         self._open: dict[int, int] = {}
         self._waiting: list[tuple[int, int, int, int, Transfer]] = []
         self._batch, self._batch_of = 0, (-1, False)
-        self._copying: list[tuple[int, Engine]] = []
+        self._copying = []
         self._projection_of: dict[int, int] = {}  # by row of a service at work
         self._free_since_ns = [-1] * self._engines
 
@@ -113,10 +113,6 @@ class LanedLink(SharedLink):
             duration = self._hop_ns[size] = self._durations.hop_ns(self.index, size)
         return duration - self._latency_ns
 
-    def _later_changes(self, now: int) -> list[tuple[int, int]]:
-        copied = [(copied_ns, self._order(read.transfer)) for copied_ns, read in self._copying]
-        return super()._later_changes(now) + copied
-
     def _on_change(self, order: int, now: int) -> None:
         self._advance(now)
         through = [read for read in self._drawing(now) if read.left <= 0]
@@ -130,7 +126,7 @@ class LanedLink(SharedLink):
             self._working.remove(read)
             moved = self._services[read.service * SERVICE + SERVICE - 1]
             if copy_ns := self._lanes.copy_ns(moved):
-                self._copying.append((now + copy_ns, read))
+                self._copying = [*self._copying, (now + copy_ns, read)]
                 self._set_alarm(now)
                 return
         self._copying = [pair for pair in self._copying if pair[1] is not read]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from math import lcm
 from typing import Protocol
 
@@ -318,7 +319,11 @@ class SharedLink(Link):
 
     With m engines drawing bandwidth each does ``scale / m`` units of work in a ns. The scale makes
     that a whole number, so that only the ends are rounded.
+
+    ``_copying``: the engines that copy what they moved (contract C165), with the ends of that.
     """
+
+    _copying: Sequence[tuple[int, Engine]] = ()
 
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
@@ -385,7 +390,13 @@ class SharedLink(Link):
             (now + max(0, -(-engine.left // rate)), self._order(engine.transfer))
             for engine in drawing
         ]
-        changes += self._later_changes(now)
+        changes += [
+            (e.latency_until_ns, self._order(e.transfer))
+            for e in self._working
+            if e.latency_until_ns > now
+        ]
+        if self._copying:
+            changes += [(copied_ns, self._order(e.transfer)) for copied_ns, e in self._copying]
         self._alarms += 1
         if changes:
             alarms = self._alarms
@@ -397,14 +408,6 @@ class SharedLink(Link):
                 ),
             )
             alarm.set(at_ns, order)
-
-    def _later_changes(self, now: int) -> list[tuple[int, int]]:
-        """When latencies end that are not over, with the priorities of these ends."""
-        return [
-            (e.latency_until_ns, self._order(e.transfer))
-            for e in self._working
-            if e.latency_until_ns > now
-        ]
 
     def _on_change(self, order: int, now: int) -> None:
         self._advance(now)
