@@ -7,12 +7,20 @@ The log has one line for each token. The constants are what the link costs for a
 byte. With ``compute_ms:COLUMN`` among the columns, the efficiency of the device's memory is fitted,
 too.
 
+With ``routes=DIR``, the trace of the same run and what was absent, lanes are fitted (contract C165)
+to the columns io_ms, compute_ms and load_ms. The rest of the log is then predicted by simulating
+the trace on the new machine. Columns stall_ms and wall_ms are never fitted: they say how far off
+that is.
+
 | key | meaning |
 |---|---|
 | base | the machine of ``conf/hardware`` that all else is taken from |
 | link | the link that the log is about (default: the one that ends at the device) |
 | model, precision, context | a token's work, needed for compute times; context: tokens so far |
 | rows | how many rows are fitted (default: half); the others tell how far off the fit is |
+| lanes | with routes: how many engines read |
+| copy_gb_per_s | with routes: at which rate an engine copies what it read, which no log tells |
+| model.KEY, system, .. | with routes: the run's other words |
 | output | the file to write (default: ``conf/hardware/NAME.yaml``) |
 
 The file is what ``hardware=NAME`` reads. It has the residuals in it.
@@ -27,22 +35,28 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from sim.answers.engine_lanes import (
+    errors_after,
+    fit_lanes,
+    fit_memory,
+    lane_log,
+    simulated_ms,
+)
 from sim.machine.hardware import Hardware
-from sim.machine.model import Model
 from sim.machine.precision import PRECISIONS
-from sim.machine.roofline import Roofline
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
+from sim.traces.residency_log import read_log as read_residency
 from sim.values.places import machine_file
-from sim.values.types import Step
 from sim.values.units import GB, NS_PER_MS
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -58,6 +72,9 @@ UNITS = {
     "compute_us": ("compute", 1e-3),
     "compute_ms": ("compute", 1.0),
     "compute_s": ("compute", 1e3),
+    "load_ms": ("load", 1.0),
+    "stall_ms": ("stall", 1.0),
+    "wall_ms": ("wall", 1.0),
 }
 """The kinds of columns: the quantity, and one of its units in bytes, loads or milliseconds."""
 LARGEST_LOG_BYTES = 1 << 28
@@ -82,6 +99,10 @@ class Request:
     context: int
     rows: int | None
     output: Path
+    trace: Path | None = None
+    lanes: int = 1
+    copy_gb_per_s: float | None = None
+    words: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -109,7 +130,8 @@ class LinkFit:
 
 def parse(arguments: Sequence[str]) -> Request:
     """The request on the command line; raise ValueError for the first word that is wrong."""
-    given = read(verb_of("calibrate"), arguments).own
+    said = read(verb_of("calibrate"), arguments)
+    given = said.own
     columns: dict[str, str] = {}
     for pair in given["columns"].split(","):
         kind, colon, column = pair.partition(":")
@@ -121,7 +143,14 @@ def parse(arguments: Sequence[str]) -> Request:
             raise ValueError(f"columns: {UNITS[kind][0]} is given twice")
         columns[kind] = column
     kinds = {UNITS[kind][0] for kind in columns}
-    if not {"bytes", "io"} <= kinds:
+    if "routes" in given:
+        if lacks := {"io", "compute", "load"} - kinds:
+            raise ValueError(
+                f"columns lack {', '.join(sorted(lacks))}; lanes need io_ms, compute_ms and load_ms"
+            )
+        if "model" not in given:
+            raise ValueError("lanes need model=NAME, whose run the trace is")
+    elif not {"bytes", "io"} <= kinds:
         raise ValueError(
             f"columns tell {', '.join(sorted(kinds))}; a link needs bytes and io (io_ms:COLUMN)"
         )
@@ -148,6 +177,10 @@ def parse(arguments: Sequence[str]) -> Request:
         int(given.get("context", "1")),
         int(given["rows"]) if "rows" in given else None,
         output,
+        Path(given["routes"]) if given.get("routes") else None,
+        int(given.get("lanes", "1")),
+        float(given["copy_gb_per_s"]) if "copy_gb_per_s" in given else None,
+        said.overrides,
     )
 
 
@@ -234,35 +267,6 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
     )
 
 
-def fit_memory(
-    hardware: Hardware, model: Model, precision: str, context: int, compute_ms: float
-) -> float:
-    """The memory efficiency at which a decoded token's work takes ``compute_ms``.
-
-    Raise ValueError unless it lies between 0.001 and 1.
-    """
-    step = Step(0, 0, 1, (0,), context, True, (), (), tuple(range(model.sites)))
-
-    def token_ms(efficiency: float) -> float:
-        compute = replace(hardware.compute, memory_efficiency=efficiency)
-        costs = Roofline(model, replace(hardware, compute=compute), (precision,))
-        experts = sum(model.top_k * costs.expert_ns(0, site, 1) for site in range(model.sites))
-        return (sum(costs.dense_ns(step)) + costs.tail_ns(step) + experts) / NS_PER_MS
-
-    low, high = 1e-3, 1.0
-    if not token_ms(high) <= compute_ms <= token_ms(low):
-        raise ValueError(
-            f"a token of {model.name} at {precision} takes {token_ms(high):.3g} to"
-            f" {token_ms(low):.3g} ms on {hardware.name} whatever its memory efficiency, the log"
-            f" says {compute_ms:.3g}: another model, precision or base, or host time that the log"
-            " counts as compute"
-        )
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if token_ms(middle) > compute_ms else (low, middle)
-    return (low + high) / 2
-
-
 def config_text(
     request: Request, hardware: Hardware, fit: LinkFit, memory: float | None, rows: int
 ) -> str:
@@ -299,6 +303,58 @@ def config_text(
     )
 
 
+def sections(request: Request) -> dict[str, Any]:
+    """The sections of a run on the base machine."""
+    words = [f"hardware={request.base}", *([f"model={request.model}"] if request.model else [])]
+    cfg, _ = configure(*words, *request.words)
+    parts = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(parts, dict)
+    return {str(name): part for name, part in parts.items()}
+
+
+def calibrate_lanes(request: Request) -> tuple[str, str]:
+    """The text of the machine's file, and how far the tokens after the fitted ones are off.
+
+    Raise ValueError for a log, trace, machine or model that does not fit the request.
+    """
+    assert request.trace is not None
+    values = read_log(request.log, request.columns)
+    del values["loads"]
+    log = lane_log(read_residency(request.trace), values)
+    rows = request.rows or len(values["io"]) // 2
+    if not FEWEST_ROWS <= rows < len(values["io"]):
+        raise ValueError(
+            f"rows={rows}: {request.log.name} has {len(values['io'])}; {FEWEST_ROWS} tell a fit from"
+            " chance, and the others how far off it is"
+        )
+    parts = sections(request)
+    hardware, model = make_object(parts["hardware"]), make_object(parts["model"])
+    fit = fit_lanes(log, rows, request.lanes, len(model.projection_bytes(request.precision)))
+    memory = fit_memory(hardware, model, request.precision, request.context, fit.compute_ms)
+    digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
+    what = f"{request.base}, with what {request.log.name} (sha256 {digest}) tells of its lanes"
+    text = fit.file(
+        [f"{what}: tokens 1 to {rows} are fitted."],
+        base=request.base,
+        name=request.name,
+        link=request.link or hardware.link_names[0],
+        memory=f"{memory:.6g}  # from the median token of {request.model}",
+        copy_gb_per_s=request.copy_gb_per_s,
+        source=f"{request.log.name} and its trace, {date.today().isoformat()}, by sim.calibrate",
+    )
+    figures = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(figures, dict)
+    del figures["defaults"]
+    words = [f"hardware={request.base}", f"model={request.model}", *request.words]
+    words += [f"trace.path={request.trace}", f"precision={request.precision}"]
+    predicted = simulated_ms(words, {str(key): value for key, value in figures.items()})
+    told = [
+        f"{name} {np.median(np.abs(error)):.1%} ({np.median(error):+.1%})"
+        for name, error in errors_after(predicted, values, rows).items()
+    ]
+    return text, f"tokens after {rows}, median error (with its sign): {', '.join(told)}"
+
+
 def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
     """The text of the machine's file, the link's fit, and the memory efficiency (or None).
 
@@ -308,10 +364,7 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
     rows = request.rows or len(values["io"]) // 2
     if rows > len(values["io"]):
         raise ValueError(f"rows={rows}: {request.log.name} has {len(values['io'])}")
-    words = [f"hardware={request.base}", *([f"model={request.model}"] if request.model else [])]
-    cfg, _ = configure(*words)
-    parts = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(parts, dict)
+    parts = sections(request)
     hardware: Hardware = make_object(parts["hardware"])
     link = request.link or hardware.link_names[0]
     if link not in hardware.link_names:
@@ -335,6 +388,12 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         request = parse(arguments)
+        if request.trace is not None:
+            text, told = calibrate_lanes(request)
+            request.output.parent.mkdir(exist_ok=True)
+            request.output.write_text(text, encoding="utf-8")
+            print(f"{request.output}: {told}")
+            return 0
         text, fit, memory = calibrate(request)
         request.output.parent.mkdir(exist_ok=True)
         request.output.write_text(text, encoding="utf-8")

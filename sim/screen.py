@@ -90,6 +90,11 @@ def _require_constant_links(run: Run, words: str) -> None:
                 f"{words}: hardware.links.{link.name}.page_cache is not screened; python -m sim"
                 " runs it"
             )
+    laned = [f"hardware.{word}" for word in run.hardware.lanes]
+    if run.controller.loader.wait == "by_projection":
+        laned.append("loader.wait=by_projection")
+    if laned:
+        raise ScreenError(f"{words}: {', '.join(laned)} is not screened; python -m sim runs it")
     if run.durations.contention is not None:
         raise ScreenError(
             f"{words}: parties that others at work slow (hardware.beside,"

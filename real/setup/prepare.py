@@ -95,6 +95,7 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
             "hardware.devices: a run is on one device; moelab run simulates several, or set"
             " hardware.devices=null"
         )
+    _require_no_lanes(plain)
     return Request(
         device,
         cfg.input,
@@ -104,6 +105,28 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
         system,
         tuple(changed),
     )
+
+
+def _require_no_lanes(plain: Mapping[str, Any]) -> None:
+    """Raise ValueError for what only the simulator has (contracts C165 to C168)."""
+    hardware = plain.get("hardware") or {}
+    links, host = hardware.get("links") or {}, hardware.get("host") or {}
+    off = (None, 0, "variant")
+    found = [
+        f"hardware.links.{name}.{key}={link[key]}"
+        for name, link in links.items()
+        for key in ("engine_gb_per_s", "wake_us", "copy_gb_per_s", "unit")
+        if isinstance(link, Mapping) and link.get(key) not in off
+    ]
+    if host.get("load_us") not in off:
+        found.append(f"hardware.host.load_us={host['load_us']}")
+    if (plain.get("loader") or {}).get("wait") == "by_projection":
+        found.append("loader.wait=by_projection")
+    if found:
+        raise ValueError(
+            f"{', '.join(found)}: a device's engines read whole variants at their own pace; moelab"
+            " run simulates this, or leave it out"
+        )
 
 
 def _section(kind: type[Any], name: str, values: DictConfig) -> Any:

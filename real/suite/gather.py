@@ -138,17 +138,10 @@ def _of_case(machine: str, case: dict[str, Any], steps: int) -> Pair:
 def of_phone(folder: Path) -> list[Pair]:
     """The tokens of the recorded phone run, each by itself."""
     run = phone.read_run(folder)
-    constants = phone.fit(run)
-    predicted = {
-        (ONE, "wall_ms"): phone.wall_ms(run, constants),
-        (STALL, "stall_ms"): phone.stall_ms(run, constants),
-        (IO, "io_ms"): phone.io_ms(run, constants),
-    }
     found = []
-    for (quantity, column), times_ms in predicted.items():
-        for number, (ours, theirs) in enumerate(
-            zip(times_ms, run.metrics[column], strict=True), start=1
-        ):
+    for quantity, name in ((ONE, "wall"), (STALL, "stall"), (IO, "io")):
+        pairs = zip(run.predicted[name], run.measured[name], strict=True)
+        for number, (ours, theirs) in enumerate(pairs, start=1):
             role = FITTED if number <= phone.FITTED_ON else PREDICTED
             times = float(theirs) / 1e3, float(ours) / 1e3
             told = "token", str(number), None, quantity, role, *times

@@ -81,6 +81,9 @@ def work_of(
     least = np.full(gates + 1, np.iinfo(np.int64).max)
     np.minimum.at(least, needs.tick + 1, cost)
     has_needs = np.bincount(needs.tick + 1, minlength=gates + 1) > 0
+    if controller.loader.wait == "by_projection":
+        # All but the last projection of a need may be computed before it has come whole.
+        least[:] = 0
     return Work(compute, np.where(has_needs, after + np.where(has_needs, least, 0), compute))
 
 

@@ -11,7 +11,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "depth": ("all", "first_missing"),
     "queue": ("append", "replace"),
     "prefetch_order": ("nearest", "likeliest"),
-    "wait": ("wait_all", "as_ready", "in_order"),
+    "wait": ("wait_all", "as_ready", "in_order", "by_projection"),
     "in_flight": (1, 2),
     "destination": ("pool", "staging"),
     "demand_evicts": ("masked_last", "unmasked"),
@@ -43,7 +43,8 @@ class Loader:
     - ``dense_slots``: 0 keeps the dense blocks resident; n streams them through n slots.
     - ``in_flight``: transfers issued to each engine of a link, the one in service included.
     - ``chunk_bytes``: after how many bytes a prefetch may give way to a demand; None: never.
-    - ``wait``: whether needs are computed when all are there, or as they arrive, in which order.
+    - ``wait``: whether needs are computed when all are there, or as they arrive, in which order,
+      or projection by projection (contract C167).
     - ``prefetch_budget``: how many prefetches a gate may queue.
     - ``retention``: ``after_batch`` lets a gate's loads exceed the capacity until the next gate.
     - ``replay_unit``: ``access`` serves a union one need at a time.

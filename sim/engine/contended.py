@@ -126,6 +126,3 @@ class ContendedEngine(Engine):
     def _close(self, now: int) -> None:
         super()._close(now)
         self.record.slowed_ns = self.contest.slowed_ns
-        for link in self._links:
-            assert isinstance(link, ContendedLink)
-            link.note_cut(now, self.record.service_left_ns)

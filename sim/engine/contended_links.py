@@ -211,7 +211,6 @@ class ContendedLink(PagedLink):
     # ---- the end of the run
 
     def note_cut(self, now: int, left_ns: dict[int, int]) -> None:
-        """At the end of the run: note, by row, the work left in services that it cuts, in ns."""
         for service in self.serving:
             left = self._contest.left_ns(service.draw, now)
             if left is not None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
-from sim.engine.links import SERVICE, Link, make_link
+from sim.engine.lanes import make_link
+from sim.engine.links import SERVICE, Link
 from sim.engine.stream import Stream
 from sim.machine.durations import Durations
 from sim.values.packing import Packing, packed_column
@@ -69,6 +70,7 @@ class Engine(Stream):
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         host = durations.host
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
+        self._load_ns = host.load_ns
         # See ``sim.core.simple``: what an engine adds to it.
         has_host_time = any(vars(host).values())
         self._is_simple = (
@@ -285,6 +287,8 @@ class Engine(Stream):
             columns = self._packing.whole()
         for name, column in columns.items():
             setattr(record if name in COLUMNS else notes, name, column)
+        for link in self._links:
+            link.note_cut(now, record.service_left_ns)
         self.controller.finish()
         notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 
@@ -324,7 +328,7 @@ class Engine(Stream):
                 self._pass_on(free, now)
             return
         self._is_simple_gate = False
-        self._enter_gate(now)
+        self._enter_gate(now, waits)
         self._take(outcomes, waits, first, now)
         self._end_site_if_done(now)
 
@@ -339,13 +343,17 @@ class Engine(Stream):
                 work_ns += one_token_ns[key // units]
         return work_ns
 
-    def _enter_gate(self, now: int) -> None:
+    def _enter_gate(self, now: int, waits: dict[int, Transfer] | None) -> None:
         """A gate in full: host time before and after it, and what it begins besides its needs."""
         self._free_ns = now - self._sync_ns
         if self._sync_ns:
             self._idle(now, HOST_TIME)
-        if self._issue_ns:
-            self._idle(now + self._issue_ns, HOST_TIME)
+        issue_ns = self._issue_ns
+        if self._load_ns and waits:
+            call = self.controller.calls
+            issue_ns += self._load_ns * sum(t.call == call for t in waits.values())
+        if issue_ns:
+            self._idle(now + issue_ns, HOST_TIME)
         if self._streams_dense:
             geometry = self.controller.geometry
             self._blocks.remove(geometry.key(0, self._site, geometry.experts))

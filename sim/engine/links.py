@@ -7,6 +7,8 @@ A link serves transfers in the order in which the controller issues them.
 - ``ChunkedLink`` has one engine, and its prefetches give way to demands at the end of a chunk.
 - ``SharedLink`` has several engines that share its bandwidth.
 
+`sim.engine.lanes` has engines with a pace of their own.
+
 Each service costs one heap event. A head, a cut and a change of a shared rate cost one more each.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from math import lcm
 from typing import Protocol
 
@@ -42,6 +45,8 @@ class Machine(Protocol):
     """
     awaited: dict[int, int]
     """The keys that needs wait for, with the numbers of their lookups."""
+    come: dict[int, set[int]]
+    """Of what is on its way to the device: the projections that have come, by key."""
     other_calls: list[int]
     """The times of the controller's calls in ns, without those of gates."""
 
@@ -50,6 +55,9 @@ class Machine(Protocol):
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """Transfer ``number`` has brought a key to the device."""
+
+    def arrive_projection(self, key: int, projection: int, number: int, now: int) -> None:
+        """Transfer ``number`` has brought a projection of a key, and not yet all of it."""
 
 
 class Link:
@@ -107,6 +115,11 @@ class Link:
 
     def consider_cut(self, now: int) -> None:
         """To be called after every call: the transfer in service may have to give way."""
+
+    def note_cut(self, now: int, left_ns: dict[int, int]) -> None:
+        """At the end of the run: note, by row, the work left in services that it cuts, in ns, where
+        their times do not tell it.
+        """
 
     def _order(self, transfer: Transfer) -> int:
         return TRANSFER_END + (transfer.number << 2) + self._rank
@@ -306,13 +319,19 @@ class SharedLink(Link):
 
     With m engines drawing bandwidth each does ``scale / m`` units of work in a ns. The scale makes
     that a whole number, so that only the ends are rounded.
+
+    ``_copying``: the engines that copy what they moved (contract C165), with the ends of that.
     """
+
+    _copying: Sequence[tuple[int, Engine]] = ()
 
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
         self._engines = self.controller.route.engines[index]
         self.room *= self._engines
         self._scale = lcm(*range(1, self._engines + 1))
+        # The work that each of so many drawing engines does in a ns.
+        self._rates = [0, *(self._scale // m for m in range(1, self._engines + 1))]
         self._working: list[Engine] = []
         self._since_ns = 0
         self._alarms = 0
@@ -357,17 +376,18 @@ class SharedLink(Link):
         elapsed = now - self._since_ns
         if elapsed:
             drawing = self._drawing(self._since_ns)
+            done = elapsed * self._rates[len(drawing)]
             for engine in drawing:
-                engine.left -= elapsed * self._scale // len(drawing)
+                engine.left -= done
             self._since_ns = now
 
     def _set_alarm(self, now: int) -> None:
         """Set the alarm for the next end of a service or of a latency."""
         self._advance(now)
         drawing = self._drawing(now)
-        share = self._scale // len(drawing) if drawing else 0
+        rate = self._rates[len(drawing)]
         changes = [
-            (now + max(0, -(-engine.left // share)), self._order(engine.transfer))
+            (now + max(0, -(-engine.left // rate)), self._order(engine.transfer))
             for engine in drawing
         ]
         changes += [
@@ -375,6 +395,8 @@ class SharedLink(Link):
             for e in self._working
             if e.latency_until_ns > now
         ]
+        if self._copying:
+            changes += [(copied_ns, self._order(e.transfer)) for copied_ns, e in self._copying]
         self._alarms += 1
         if changes:
             alarms = self._alarms
@@ -407,15 +429,3 @@ class SharedLink(Link):
         self._set_alarm(now)
         self.machine.settle(now, self.index, following is not None)
         self.machine.arrive(key, transfer.number, now)
-
-
-def make_link(machine: Machine, index: int) -> Link:
-    """The kind of link that a machine without contention has at this place."""
-    controller, durations = machine.controller, machine.durations
-    if isinstance(durations, PagedDurations) and durations.page_cache_bytes(index):
-        return PagedLink(machine, index, durations)
-    if controller.route.engines[index] > 1:
-        return SharedLink(machine, index)
-    if controller.loader.chunk_bytes is not None and not controller.route.head_bytes[index]:
-        return ChunkedLink(machine, index)
-    return Link(machine, index)

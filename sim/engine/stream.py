@@ -16,6 +16,7 @@ from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import CPU_DONE, NEED_DONE, Alarm, Clock
 from sim.machine.durations import Durations
+from sim.machine.lanes import LanedDurations, in_proportion
 from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record
 from sim.values.types import SKIP, Outcome
 from sim.workload.steps import Workload
@@ -26,15 +27,27 @@ CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
 class Group:
     """Needs that are computed one after another, in need order, once all of them are there.
 
-    ``awaited``: the keys that are not there yet.
+    ``awaited``: the keys that are not there yet. ``projection``: the one that is computed of a need
+    (contract C167); -1: all of them.
     """
 
     __slots__ = ("awaited", "keys", "rows")
+    projection = -1
 
     def __init__(self, keys: Sequence[int], rows: Sequence[int], awaited: set[int]) -> None:
         self.keys = keys
         self.rows = rows  # the number of each need's lookup
         self.awaited = awaited
+
+
+class OneProjection(Group):
+    """One projection of one need."""
+
+    __slots__ = ("projection",)
+
+    def __init__(self, key: int, row: int, is_awaited: bool, projection: int) -> None:
+        super().__init__((key,), (row,), {key} if is_awaited else set())
+        self.projection = projection
 
 
 class Stream:
@@ -80,6 +93,8 @@ class Stream:
         self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
         self._is_as_ready = controller.loader.wait == "as_ready"
         self._is_wait_all = controller.loader.wait == "wait_all"
+        self._is_by_projection = controller.loader.wait == "by_projection"
+        self.come: dict[int, set[int]] = {}
         self._batch_ns = 0  # wait_all, the short way: how long the needs of the gate take together
         self._waking_ns = durations.host.waking_ns
         self._reroutes = controller.selector.reroutes
@@ -180,6 +195,8 @@ class Stream:
                     self._compute(key, of)
         elif self._is_wait_all:
             self._groups.append(Group(keys, rows, set(waits)))
+        elif self._is_by_projection:
+            self._groups += self._in_projections(sorted(zip(keys, rows, strict=True)), waits)
         else:
             self._groups += [
                 Group((key,), (of,), {key} & waits.keys())
@@ -196,8 +213,57 @@ class Stream:
         """
         while self._groups and not self._groups[0].awaited:
             group = self._groups.popleft()
+            if group.projection >= 0:
+                self._compute_projection(group.keys[0], group.rows[0], group.projection)
+                continue
             for key, row in zip(group.keys, group.rows, strict=True):
                 self._compute(key, row)
+
+    # ---- projection by projection
+
+    def _in_projections(
+        self, needs: Sequence[tuple[int, int]], waits: dict[int, Transfer]
+    ) -> list[OneProjection]:
+        """What is computed of these needs (key, row), in order: the first projections of all, then
+        the second.
+        """
+        found = []
+        for projection in range(max((len(self._shares(key)) for key, _ in needs), default=0)):
+            for key, row in needs:
+                if projection < len(self._shares(key)):
+                    has_come = projection in self.come.get(key, ())
+                    is_awaited = key in waits and not has_come
+                    found.append(OneProjection(key, row, is_awaited, projection))
+        return found
+
+    def _shares(self, key: int) -> Sequence[int]:
+        """The bytes of the projections of a key's variant."""
+        durations, geometry = self.durations, self.controller.geometry
+        assert isinstance(durations, LanedDurations)
+        precision, site = divmod(key // self._units, geometry.sites)
+        return durations.projection_bytes(precision, site, geometry.key_bytes[key])
+
+    def _compute_projection(self, key: int, row: int, projection: int) -> None:
+        precision, site = divmod(key // self._units, self.controller.geometry.sites)
+        whole_ns = self.durations.expert_ns(precision, site, self._tokens(row))
+        times = in_proportion(whole_ns, self._shares(key))
+        self._free_ns += times[projection]
+        if self.controller.waiting and projection == len(times) - 1:
+            self._releases.append((self._free_ns, key))
+
+    def arrive_projection(self, key: int, projection: int, number: int, now: int) -> None:
+        """Transfer ``number`` has brought a projection of a key, and not yet all of it."""
+        if key not in self.awaited or not self._is_by_projection:
+            return
+        for group in self._groups:
+            if group.projection == projection:
+                group.awaited.discard(key)
+        if self._groups[0].awaited:
+            return
+        self._wake(now, number)
+        self._compute_groups()
+        if self._releases:
+            self._set_release(now)
 
     def _compute(self, key: int, row: int) -> None:
         tokens, index = self._tokens(row), key // self._units

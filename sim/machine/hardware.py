@@ -184,6 +184,14 @@ class Hardware:
                 )
         if self.devices is not None:
             check_devices(self)
+        others = ["devices"] if self.devices is not None else []
+        others += ["beside and shared_memory"] if self.contention is not None else []
+        if self.lanes and others:
+            raise ValueError(
+                f"hardware.{self.lanes[0]} of {self.name} does not go with"
+                f" hardware.{' and '.join(others)}: engines with a pace of their own are of one"
+                " device, and nobody slows them; leave out one or the other"
+            )
         # Computed only to refuse an impossible route here, together with the machine.
         _ = self.route
 
@@ -213,6 +221,17 @@ class Hardware:
                 require_range(f"hardware.beside.{name}.{other}", times, 1, 1e3, "times as long")
                 if name == other:
                     raise ValueError(f"hardware.beside.{name}.{other}: no party is its own rival")
+
+    @property
+    def lanes(self) -> list[str]:
+        """What of contracts C165 to C168 the machine has, as words; empty where it has nothing."""
+        found = [
+            f"links.{link.name}.{name}={getattr(link, name)}"
+            for link in self.links
+            for name in ("engine_gb_per_s", "wake_us", "copy_gb_per_s", "unit")
+            if getattr(link, name) not in (None, 0, "variant")
+        ]
+        return found + ([f"host.load_us={self.host.load_us:g}"] if self.host.load_us else [])
 
     @property
     def title(self) -> str:

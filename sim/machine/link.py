@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.machine.contention import WHOLE
+from sim.machine.lanes import UNITS, Lanes
 from sim.machine.link_parts import RATES, Gather, Pages, Reads, Scattered, Unpack
-from sim.values.units import NS_PER_S, gb_per_s, require_number, require_range, us
+from sim.values.units import GB, NS_PER_S, gb_per_s, require_number, require_range, us
+
+ROUNDING = 1e-6
+"""How far the figures of a file may be off for want of digits, as a share."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,10 @@ class Link:
     unpack: Unpack | None = None
     scattered: Scattered | None = None
     slot_us: float = 0.0
+    engine_gb_per_s: float | None = None
+    wake_us: float = 0.0
+    copy_gb_per_s: float | None = None
+    unit: str = "variant"
 
     def __post_init__(self) -> None:
         if self.name:
@@ -56,7 +65,7 @@ class Link:
         place = f"hardware.links.{self.name}"
         require_range(f"{place}.peak_gb_per_s", self.peak_gb_per_s, *RATES, "10**9 bytes a second")
         require_range(f"{place}.efficiency", self.efficiency, 1e-3, 1, "a share of the peak")
-        for name in ("overhead_us", "per_call_us", "slot_us"):
+        for name in ("overhead_us", "per_call_us", "slot_us", "wake_us"):
             require_range(f"{place}.{name}", getattr(self, name), 0, 1e7, "microseconds")
         for name, least in (("engines", 1), ("calls", 1), ("head_bytes", 0), ("call_bytes", 0)):
             require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
@@ -105,6 +114,46 @@ class Link:
                 " several engines share is a plain bandwidth; set engines=1 (reads.queue_depth has"
                 " several reads at once)"
             )
+
+        self._check_lanes(place)
+
+    def _check_lanes(self, place: str) -> None:
+        """Raise ValueError for figures of engines with a pace of their own that cannot be."""
+        if self.unit not in UNITS:
+            raise ValueError(f"{place}.unit={self.unit!r}; allowed: {', '.join(UNITS)}")
+        for name in ("engine_gb_per_s", "copy_gb_per_s"):
+            if getattr(self, name) is not None:
+                require_range(
+                    f"{place}.{name}", getattr(self, name), *RATES, "10**9 bytes a second"
+                )
+        if self.engine_gb_per_s is not None:
+            own, rate = gb_per_s(self.engine_gb_per_s), self.bytes_per_s
+            if not own <= rate <= own * self.engines * (1 + ROUNDING):
+                raise ValueError(
+                    f"{place}.engine_gb_per_s={self.engine_gb_per_s:g}: the {self.engines} engines"
+                    f" of a link of {rate / GB:g} GB/s (peak_gb_per_s x efficiency) must each reach"
+                    f" at most that, and all together at least that; give {rate / self.engines / GB:g}"
+                    f" to {rate / GB:g}, or another peak_gb_per_s"
+                )
+        parts = ("head_bytes", "call_bytes", "reads", "gather", "page_cache", "unpack")
+        if self.lanes is not None and (beside := [name for name in parts if getattr(self, name)]):
+            raise ValueError(
+                f"{place} has engine_gb_per_s={self.engine_gb_per_s}, wake_us={self.wake_us:g},"
+                f" copy_gb_per_s={self.copy_gb_per_s}, unit={self.unit}, which do not go with"
+                f" {', '.join(beside)} of the same link; leave out one or the other"
+            )
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """How its engines serve where they have a pace of their own; else None."""
+        own, copies = self.engine_gb_per_s, self.copy_gb_per_s
+        lanes = Lanes(
+            WHOLE if own is None else min(WHOLE, round(WHOLE * gb_per_s(own) / self.bytes_per_s)),
+            us(self.wake_us),
+            None if copies is None else gb_per_s(copies),
+            self.unit == "projection",
+        )
+        return None if lanes == Lanes() else lanes
 
     def hop_ns(self, moved_bytes: int) -> int:
         """The time of one service that has the link to itself.

@@ -249,6 +249,18 @@ class Model:
             )
         return params / matrices * precision.bits(matrices, resident=resident) + biases
 
+    def projection_bytes(self, name: str) -> tuple[int, ...]:
+        """The bytes of each projection that moves, in the order in which kernels take them.
+
+        Biases are not among them: they come with the last one (`sim.machine.lanes`).
+        """
+        precision, matrices = PRECISIONS[name], self.expert_matrices
+        params = (self.expert_params - self.expert_biases) // matrices
+        if precision.is_uniform:
+            return (ceil(params * precision.gate / 8),) * matrices
+        moving = [p for p in PROJECTIONS[-matrices:] if p not in precision.resident]
+        return tuple(ceil(params * float(getattr(precision, p)) / 8) for p in moving)
+
     # ---- everything else
 
     @property

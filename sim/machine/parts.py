@@ -17,18 +17,20 @@ from sim.values.units import require_number, require_range, us
 class Host:
     """Host time that the compute stream waits for.
 
-    It is spent before a gate (``sync``), after it (``issue``), after an idle wait (``wake``) and at
-    a site's end (``post``). Where a longer wait takes longer to wake from, ``wake_us`` is a table of
-    (wait, microseconds): straight lines between its points, and beyond them the nearest one's time.
+    It is spent before a gate (``sync``), after it (``issue``, and ``load`` for each load that it
+    makes), after an idle wait (``wake``) and at a site's end (``post``). Where a longer wait takes
+    longer to wake from, ``wake_us`` is a table of (wait, microseconds): straight lines between its
+    points, and beyond them the nearest one's time.
     """
 
     sync_us: float = 0.0
     issue_us: float = 0.0
     wake_us: float | Points = 0.0
     post_us: float = 0.0
+    load_us: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("sync_us", "issue_us", "post_us"):
+        for name in ("sync_us", "issue_us", "post_us", "load_us"):
             require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
         if isinstance(self.wake_us, list | tuple):
             check_points("hardware.host.wake_us", self.wake_us)
@@ -46,7 +48,8 @@ class Host:
     def costs(self) -> HostCosts:
         points = tuple((us(wait), us(wake)) for wait, wake in self._wakes)
         wakes = points if len(points) > 1 else ()
-        return HostCosts(us(self.sync_us), us(self.issue_us), points[0][1], us(self.post_us), wakes)
+        fixed = us(self.sync_us), us(self.issue_us), points[0][1], us(self.post_us)
+        return HostCosts(*fixed, wakes, us(self.load_us))
 
 
 @dataclass(frozen=True)

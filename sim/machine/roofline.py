@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sim.machine.hardware import Hardware
+from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.values.types import HostCosts, Step
@@ -18,7 +19,7 @@ WRITTEN_OUT_BITS = 16.0
 class Roofline:
     """Durations of a model on a machine, computed as a roofline.
 
-    Implements ``Durations`` and ``ContendedDurations``.
+    Implements ``Durations``, ``ContendedDurations`` and ``LanedDurations``.
 
     - A step of several sequences is charged attention as if each had an equal share of the rows and
       the longest context of them all. Prefill's causal attention reads half its own rows on
@@ -62,6 +63,8 @@ class Roofline:
         self._resident_bytes = [model.resident_bytes(precision) for precision in precisions]
         self._forecast_ns, later_ns = self._forecasting(forecast_sites)
         self.prediction_ns = us(hardware.prediction_us) + later_ns
+        self._precisions = tuple(precisions)
+        self._projections: dict[tuple[int, int], Sequence[int]] = {}
         self._measured = hardware.measured
         # By precision: the measured one whose times it takes, if any was measured.
         self._lent = [self._measured.stands_for(p) if self._measured else None for p in precisions]
@@ -251,6 +254,16 @@ class Roofline:
         if self._free_copies:
             return 0
         return self.hardware.links[link].latency_ns + self._search_ns(link)
+
+    def lanes(self, link: int) -> Lanes | None:
+        return None if self._free_copies else self.hardware.links[link].lanes
+
+    def projection_bytes(self, precision: int, site: int, moved_bytes: int) -> Sequence[int]:
+        at = precision, moved_bytes
+        if at not in self._projections:
+            nominal = self.model.projection_bytes(self._precisions[precision])
+            self._projections[at] = in_projections(nominal, moved_bytes)
+        return self._projections[at]
 
     def page_cache_bytes(self, link: int) -> int:
         pages = self.hardware.links[link].page_cache

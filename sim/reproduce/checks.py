@@ -123,17 +123,20 @@ def _default(outcomes: Outcomes, name: str) -> Value | None:
 def phone_lines(folder: Path) -> list[str]:
     """The lines for the recorded phone run in ``folder``; raise PhoneError if it is not there."""
     run = phone.read_run(folder)
-    constants, found = phone.fit(run), phone.errors(run)
+    half = phone.FITTED_ON
+
+    def told(name: str) -> str:
+        error, line = run.error(name), (run.line(name) / run.measured[name] - 1)[half:]
+        own, signed, other = (float(np.median(one)) for one in (np.abs(error), error, np.abs(line)))
+        return f"{name} {own:.1%} ({signed:+.1%}; a line {other:.1%})"
+
     return [
         (
-            f"Phone: a lane starts in {constants.wake_ms:.2f} ms and reads a MB in"
-            f" {constants.read_ms_per_mb:.2f} ms, a layer's experts compute"
-            f" {constants.layer_expert_ms:.2f} ms (decoded tokens 1 to {phone.FITTED_ON})."
+            f"Phone: {' '.join(phone.WORDS)}: the machine is drawn from decoded tokens 1 to {half},"
+            " never from a stall."
         ),
         (
-            f"  Tokens after them: median error of I/O {found.io:.1%} (a straight line on bytes:"
-            f" {found.line_io:.1%}), of stall {found.stall:.1%} (a line fitted to stalls:"
-            f" {found.line_stall:.1%}); summed wall {found.wall_ratio:.3f} of the measured (line:"
-            f" {found.line_wall_ratio:.3f})."
+            "  Tokens after them, median error (with its sign; a straight line on the bytes, fitted"
+            f" to the column itself): {', '.join(map(told, run.measured))}."
         ),
     ]

@@ -17,6 +17,7 @@ from sim.core.controller import Controller
 from sim.machine.durations import Durations
 from sim.results.decisions import Decisions
 from sim.results.hits import SKIPS, skip_codes
+from sim.results.lanes import lane_times
 from sim.results.stalls import STALL_PARTS, split_stalls
 from sim.results.transfer_frames import Traffic, named
 from sim.traces.trace import DECODE, TraceSequence
@@ -234,6 +235,10 @@ class Frames:
             pl.Series("hits", hits[at]),
             pl.Series("misses", misses[at]),
             *last.select(pl.col("^new_tokens|drafts$")).get_columns(),
+            *(
+                pl.Series(name, times[at])
+                for name, times in lane_times(record, self.durations, len(self.link_names)).items()
+            ),
         )
 
     def _last_rows(self) -> pl.DataFrame:

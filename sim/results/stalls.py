@@ -120,7 +120,7 @@ class Services:
         previous = np.full(rows, -1, np.int64)
         previous[order[1:]] = np.where(follows[1:], order[:-1], -1)
         self._previous: list[int] = previous.tolist()
-        self._link = record.service_link
+        self._link, self._engine = record.service_link, record.service_engine
 
     def served_once(self, transfers: int) -> NDArray[np.bool_]:
         """Whether each of so many transfers had exactly one service."""
@@ -135,6 +135,10 @@ class Services:
         for row, at in enumerate(zip(self.number, self._link, strict=True)):
             rows.setdefault(at, []).append(row)
         return rows
+
+    def with_engine_of(self, row: int, rows: Sequence[int]) -> list[int]:
+        """Those of ``rows`` that the engine of ``row`` served, up to ``row``."""
+        return [one for one in rows if one <= row and self._engine[one] == self._engine[row]]
 
     def before(self, row: int, from_ns: int, to_ns: int) -> Counter[str]:
         """How long the engine of ``row`` served other transfers before it, by stall part.
@@ -181,7 +185,7 @@ class Walk:
         while at >= 0:
             hops = self._issued[at].hops
             rows = self._rows_of(at, hops[-1][0])
-            if not rows or self._services.end[rows[-1]] != until_ns:
+            if not any(self._services.end[row] == until_ns for row in rows):
                 break
             for link, call in reversed(hops):
                 from_ns = max(start_ns, int(self._calls[call - 1]))
@@ -203,7 +207,10 @@ class Walk:
         The end is its arrival (``is_last``) or its hand-over to the next link.
         """
         services = self._services
-        rows = [row for row in self._rows_of(number, link) if services.start[row] < to_ns]
+        rows = [row for row in self._rows_of(number, link) if services.start[row] <= to_ns]
+        # Of projections that are read beside each other, the one that ended then, and its engine.
+        at_end = [row for row in rows if services.end[row] == to_ns]
+        rows = services.with_engine_of((at_end or rows)[-1], rows) if rows else []
         parts = services.before(rows[-1], from_ns, to_ns) if rows else Counter()
         for row in rows:
             began, ended = max(from_ns, services.start[row]), min(to_ns, services.end[row])

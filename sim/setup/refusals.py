@@ -100,6 +100,32 @@ def _check_unpacking(parts: Parts) -> None:
         )
 
 
+def _check_lanes(parts: Parts) -> None:
+    """Raise ValueError for what does not go with reads or kernels by projection, or with engines
+    that have a pace of their own.
+    """
+    loader, hardware = parts.loader, parts.hardware
+    laned = [f"hardware.{word}" for word in hardware.lanes if word.startswith("links.")]
+    by_projection = [word for word in laned if ".unit=" in word]
+    if loader.wait == "by_projection":
+        by_projection.append("loader.wait=by_projection")
+    refused = {
+        f"loader.chunk_bytes={loader.chunk_bytes}": (laned, loader.chunk_bytes is not None),
+        "loader.write_back=True": (by_projection, loader.write_back),
+        f"payload={type(parts.payload).__name__}": (by_projection, not parts.payload.whole),
+        "hardware.devices": (by_projection, hardware.devices is not None),
+        "hardware.beside or shared_memory.slows=as_drawn": (
+            by_projection,
+            hardware.contention is not None,
+        ),
+    }
+    for other, (words, is_so) in refused.items():
+        if words and is_so:
+            raise ValueError(
+                f"{', '.join(words)} does not go with {other}; leave out one or the other"
+            )
+
+
 def check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
     """Raise ValueError where a part would need what the trace's recording left out.
 
@@ -175,6 +201,7 @@ def check_parts(parts: Parts, workload: Workload) -> None:
             " modelled; set one of them to null"
         )
     _check_unpacking(parts)
+    _check_lanes(parts)
     encoders = parts.model.encoder_sites, workload.trace.header.encoder_sites
     if encoders[0] != encoders[1]:
         raise ValueError(

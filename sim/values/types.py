@@ -295,7 +295,7 @@ class HostCosts:
     """Host time in ns: before a gate, after it, after an idle wait, at a site's end (in order).
 
     ``wakes``: where waking takes longer after a longer wait, points (wait, ns) by ascending wait,
-    which take the place of ``wake_ns``.
+    which take the place of ``wake_ns``. ``load_ns``: after a gate, for each load that it makes.
     """
 
     sync_ns: int = 0
@@ -303,6 +303,7 @@ class HostCosts:
     wake_ns: int = 0
     post_ns: int = 0
     wakes: tuple[tuple[int, int], ...] = ()
+    load_ns: int = 0
 
     def waking_ns(self, idle_ns: int) -> int:
         """The time to wake after standing idle for ``idle_ns`` (contract C67)."""

@@ -60,6 +60,9 @@ VERBS = (
             Option("precision", "of the experts that the log is of", default="fp16"),
             Option("context", "tokens so far", Kind.WHOLE, "1", least=1),
             Option("rows", "how many of the log's lines are fitted", Kind.WHOLE, "half", least=1),
+            Option("routes", "the trace of the same run: lanes are fitted", Kind.PLACE),
+            Option("lanes", "with routes: how many engines read", Kind.WHOLE, "1", least=1),
+            Option("copy_gb_per_s", "with routes: an engine's copy of what it read", Kind.TEXT),
             Option("output", "the file that is written", default="conf/hardware/NAME.yaml"),
         ),
         (
@@ -68,6 +71,9 @@ VERBS = (
             "run system=lru hardware=oneplus_15r trace.max_sequences=2",
         ),
         "docs/machines.md",
+        config="config",
+        refused=("hardware",),
+        taken=("model", "precision"),
     ),
     Verb(
         "models",

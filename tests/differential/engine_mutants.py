@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.contest import Contest, Draw
 from sim.engine.engine import Engine
+from sim.engine.lanes import LanedLink
 from sim.engine.links import Link, SharedLink
+from sim.engine.stream import Stream
 from sim.machine.contention import FIRST_LINK, WHOLE, Contention
 from sim.machine.devices_costs import OnLayers
+from sim.machine.lanes import Lanes
 from sim.workload.batching import Batcher, Part
 
 Patch = pytest.MonkeyPatch
@@ -41,6 +45,50 @@ def half_rate_alone(patch: Patch) -> None:
         return full
 
     patch.setattr(SharedLink, "_drawing", mutant)
+
+
+def lanes_of_any_pace(patch: Patch) -> None:
+    """A lane alone reaches the link's whole rate."""
+    made = LanedLink.__init__
+
+    def mutant(self: LanedLink, machine: Any, index: int, durations: Any, lanes: Lanes) -> None:
+        made(self, machine, index, durations, replace(lanes, pace=WHOLE))
+
+    patch.setattr(LanedLink, "__init__", mutant)
+
+
+def lanes_that_never_sleep(patch: Patch) -> None:
+    """A lane that stood idle begins as fast as one that did not."""
+    made = LanedLink.__init__
+
+    def mutant(self: LanedLink, machine: Any, index: int, durations: Any, lanes: Lanes) -> None:
+        made(self, machine, index, durations, replace(lanes, wake_ns=0))
+
+    patch.setattr(LanedLink, "__init__", mutant)
+
+
+def reads_in_order_of_experts(patch: Patch) -> None:
+    """All projections of an expert are read before the next expert's."""
+    take = LanedLink._take
+
+    def mutant(self: LanedLink, transfer: Transfer) -> None:
+        self._batch_of = (-1, False)
+        take(self, transfer)
+
+    patch.setattr(LanedLink, "_take", mutant)
+
+
+def nothing_has_come(patch: Patch) -> None:
+    """A gate waits anew for what has come of a late prefetch."""
+    needs = Stream._in_projections
+
+    def mutant(self: Stream, *given: Any) -> list[Any]:
+        come, self.come = self.come, {}
+        found = needs(self, *given)
+        self.come = come
+        return found
+
+    patch.setattr(Stream, "_in_projections", mutant)
 
 
 def head_of_a_slow_link(patch: Patch) -> None:

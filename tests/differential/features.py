@@ -71,7 +71,13 @@ themselves.
 """
 DEVICES = "devices"
 """Several devices with some sites each. Only the simulator has them."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES)
+LANES = "lanes"
+"""Engines with a pace of their own, reads and kernels by projection, host time a load. Only the
+simulator has them.
+"""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES)
+NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
+"""What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
     "two_hops",
     "three_hops",
@@ -126,8 +132,10 @@ def random_companions(name: str, seed: int, ties: bool) -> Scenario:
     return _build({RIVALS, name}, seed, ties, len(FEATURES) + 2 + COMPANIONS.index(name))
 
 
-def random_mixture(seed: int, ties: bool, rivals: bool = False, devices: bool = False) -> Scenario:
-    """A random valid subset of the features, and rivals or devices if they are asked for."""
+def random_mixture(
+    seed: int, ties: bool, rivals: bool = False, devices: bool = False, lanes: bool = False
+) -> Scenario:
+    """A random valid subset of the features, and rivals, devices or lanes if they are asked for."""
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
     conflicts = list(CONFLICTS)
@@ -139,6 +147,8 @@ def random_mixture(seed: int, ties: bool, rivals: bool = False, devices: bool = 
         chosen |= {RIVALS}
     if devices:
         chosen = (chosen | {DEVICES}) - OF_ONE_DEVICE
+    if lanes:
+        chosen = (chosen | {LANES}) - NOT_BESIDE_LANES
     return _build(chosen, seed, ties, len(FEATURES))
 
 
@@ -478,6 +488,36 @@ def _by_device(scenario: Scenario, pool: PoolSpec, where: Devices) -> list[PoolS
     return found
 
 
+def _lanes(draw: Draw, scenario: Scenario) -> Scenario:
+    """Some links have lanes of any kind, and the kernels may go by projection."""
+
+    def laned(link: Link) -> Link:
+        engines = draw.between(1, 4)
+        own = draw.between(-(-1_000_000 // engines), 1_000_000)
+        return replace(
+            link,
+            engines=engines,
+            pace=own if draw.coin(0.7) else 1_000_000,
+            wake_ns=draw.below(3, 300) * draw.coin(0.6),
+            copy_ns=draw.below(3, 100) * draw.coin(0.6),
+            by_projection=draw.coin(0.7),
+        )
+
+    links = tuple(laned(link) if draw.coin(0.8) else link for link in scenario.links)
+    if not any(scenario.is_laned(place) for place in range(len(links))):
+        links = (replace(laned(links[0]), by_projection=True), *links[1:])
+    changed = replace(
+        scenario,
+        links=links,
+        host=replace(scenario.host, load_ns=draw.below(3, 200) * draw.coin(0.6)),
+        projection_bytes=tuple(
+            tuple(draw.between(1, max(1, size // 2)) for _ in range(draw.between(2, 3)))
+            for size in scenario.variant_bytes
+        ),
+    )
+    return _loader(changed, wait="by_projection") if draw.coin(0.7) else changed
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -505,6 +545,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "spared_forecasts": _spared_forecasts,
     "rivals": _rivals,
     DEVICES: _devices,
+    LANES: _lanes,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

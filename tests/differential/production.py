@@ -30,6 +30,7 @@ from sim.core.loader import Loader
 from sim.machine.contention import Contention
 from sim.machine.devices_costs import OnLayers
 from sim.machine.durations import Durations
+from sim.machine.lanes import Lanes, in_projections
 from sim.policies import base as policies
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.belady import Belady
@@ -45,6 +46,7 @@ from sim.policies.scores import WeightedScore
 from sim.values.record import Record
 from sim.values.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
 from sim.values.types import Step as RunStep
+from sim.values.units import NS_PER_S
 from sim.workload.batching import Batcher, Request
 from sim.workload.speculation import Speculation
 
@@ -317,6 +319,16 @@ class ScenarioDurations:
 
     def latency_ns(self, link: int) -> int:
         return self._scenario.latency_ns(self._first_link + link)
+
+    def lanes(self, link: int) -> Lanes | None:
+        if not self._scenario.is_laned(link):
+            return None
+        one = self._scenario.links[link]
+        rate = NS_PER_S / one.copy_ns if one.copy_ns else None
+        return Lanes(one.pace, one.wake_ns, rate, one.by_projection)
+
+    def projection_bytes(self, precision: int, site: int, moved_bytes: int) -> Sequence[int]:
+        return in_projections(self._scenario.projection_bytes[precision], moved_bytes)
 
     def page_cache_bytes(self, link: int) -> int:
         return self._scenario.links[link].page_cache_bytes if self._scenario.links else 0

@@ -26,12 +26,14 @@ class Ends(Protocol):
     def head_ends(self, link: int, transfer: Transfer) -> None: ...
     def would_cut(self, link: int) -> bool: ...
     def chunk_ends(self, link: int, transfer: Transfer) -> None: ...
+    def read_ends(self, link: int, transfer: Transfer, projection: int | None) -> None: ...
 
 
 @dataclass(eq=False)
 class Service:
     """A transfer on an engine. `work`: what is left of it beyond the latency, in ns of the whole
-    link. `left`: when it has left the engine."""
+    link. `left`: when it has left the engine. `turn`: which of the transfer's services it is, from
+    0 on; `drawn`: when nothing of `work` is left (`ref_lanes`)."""
 
     transfer: Transfer
     engine: int
@@ -43,6 +45,8 @@ class Service:
     due: int | None = None
     end_ns: int = -1
     wants_cut_since: int | None = None
+    turn: int = 0
+    drawn: simpy.Event | None = None
 
 
 class Wire:
@@ -66,6 +70,10 @@ class Wire:
         self.pages: list[tuple[object, int]] = []
         self.outer: Wire | None = None
         """Where this link's transfers come from, if not from where the experts rest."""
+        self.prepare()
+
+    def prepare(self) -> None:
+        """For links of another kind."""
 
     # ---- asked by the controller
 
@@ -124,9 +132,11 @@ class Wire:
         self.ends.hop_ends(self.link, service.transfer)
 
     def order(self, transfer: Transfer) -> int:
-        """At one instant: by number; of one transfer the outer link first."""
+        """At one instant: by number; of one transfer the outer link first. Between two of these
+        numbers there is room for the services of a transfer on one link.
+        """
         assert transfer.number is not None
-        return transfer.number * 4 + (3 - self.link)
+        return (transfer.number * 4 + (3 - self.link)) * 16
 
     def whole_bytes(self, transfer: Transfer, inwards: int = 0) -> int:
         """What the transfer moves on this link, or on one further inwards."""

@@ -49,6 +49,10 @@ class Transfer:
     overtaken: bool = False
     """A gate of its site has not asked for this partial prefetch."""
     completes: Transfer | None = None
+    call: int = 0
+    """Of all calls the one that queued it."""
+    come: set[int] = field(default_factory=set)
+    """The projections that have come."""
 
     @property
     def started(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import simpy
 
 from differential.ref_clock import Clock
+from differential.ref_lanes import LanedWire
 from differential.ref_links import Service, Wire
 from differential.ref_memory import NOTHING, Claim, Staging, Tier, Transfer
 from differential.ref_rivals import Rivals
@@ -27,9 +28,14 @@ class Moves:
         self.log: list[tuple[int, Service]] = []
         self.rivals = Rivals(scenario.rivalry, clock) if scenario.rivalry else None
         self.wires = [
-            Wire(scenario, clock, link, self, self.log, self.rivals)
+            (LanedWire if scenario.is_laned(link) else Wire)(
+                scenario, clock, link, self, self.log, self.rivals
+            )
             for link in range(scenario.hops)
         ]
+        self.demands = 0
+        """How many have been queued."""
+        self.on_read: Callable[[Transfer], None] = lambda transfer: None
         for inner, outer in pairwise(self.wires):
             inner.outer = outer
         self.queues: list[list[Transfer]] = [[] for _ in self.wires]
@@ -91,6 +97,8 @@ class Moves:
 
     def depart(self, transfer: Transfer) -> None:
         self.moving[transfer.key] = transfer
+        transfer.call = len(self.clock.calls)
+        self.demands += transfer.kind == "demand"
         first = self.scenario.hops - 1
         if self.scenario.devices:
             first = self.scenario.link_of(transfer.key)
@@ -128,7 +136,8 @@ class Moves:
 
     def make_demand(self, transfer: Transfer) -> None:
         """Promotion of what never started."""
-        transfer.kind = "demand"
+        transfer.kind, transfer.call = "demand", len(self.clock.calls)
+        self.demands += 1
         transfer.hops = [(link, self.clock.now) for link, _ in transfer.hops]
         if self.loader.demand_first:
             transfer.place = self.next_place()
@@ -192,6 +201,7 @@ class Moves:
                 if link != but:
                     while wire.has_room and self.issue(link):
                         pass
+                    wire.fill_engines()
         for wire in self.wires:
             wire.watch()
 
@@ -327,7 +337,15 @@ class Moves:
         elif link not in transfer.handed_on or transfer.aside == link:
             transfer.aside = None
             self.join(transfer, link - 1)
-        self.poll(but=link if self.issue(link) else None)
+        is_issued = self.issue(link)
+        self.wires[link].fill_engines()
+        self.poll(but=link if is_issued else None)
+
+    def read_ends(self, link: int, transfer: Transfer, projection: int | None) -> None:
+        """Of what lands on the device the stream may wait for this projection."""
+        if link in self.scenario.last_links and projection is not None:
+            transfer.come.add(projection)
+            self.on_read(transfer)
 
     def head_ends(self, link: int, transfer: Transfer) -> None:
         """`head_done`: enough is through for the next link to begin."""

@@ -115,6 +115,8 @@ class Reference:
         # Of a site
         self.ready: list[Asked] = []
         self.batches: list[list[Asked]] = []
+        self.pieces: list[tuple[Asked, int]] = []
+        self.control.on_read = lambda transfer: self.tell("transfer", transfer)
         self.unfinished = 0
         self.cpu_pending, self.cpu_submitted = 0, 0
         self.news: simpy.Event | None = None
@@ -175,10 +177,13 @@ class Reference:
         yield from self.host(self.hosts.sync_ns)
         yield self.clock.at(Rank.GATE, control.tick + 1)
         gate_ns = self.now
-        self.start(control.gate(step, site))
+        demands = control.demands
+        admitted = control.gate(step, site)
+        loads = control.demands - demands
+        self.start(admitted)
         if self.scenario.prediction_ns:
             self.env.process(self.predict(control.tick))
-        yield from self.host(self.hosts.issue_ns)
+        yield from self.host(self.hosts.issue_ns + loads * self.hosts.load_ns)
         yield from self.compute_needs()
         yield from self.join_cpu()
         yield from self.host(self.hosts.post_ns)
@@ -186,6 +191,9 @@ class Reference:
 
     def compute_needs(self) -> Process:
         """Part (e). A CPU result that lets further needs in wakes the stream, too."""
+        if self.loader.wait == "by_projection":
+            yield from self.compute_projections()
+            return
         while self.unfinished or self.control.waiting:
             one = self.take_need()
             if one is None:
@@ -197,6 +205,27 @@ class Reference:
             self.unfinished -= 1
             if self.control.waiting:
                 self.start(self.control.need_done(one.key))
+
+    def compute_projections(self) -> Process:
+        """Contract C167: in the order of `pieces`, each as soon as it is there."""
+        while self.unfinished or self.control.waiting:
+            if not (self.pieces and self.is_there(*self.pieces[0])):
+                yield from self.stand_until(
+                    lambda: bool(self.pieces) and self.is_there(*self.pieces[0])
+                )
+                continue
+            one, projection = self.pieces.pop(0)
+            times = self.scenario.projection_ns(one.key, one.need.tokens)
+            yield from self.work(self.scenario.work_ns(one.key[1], times[projection]))
+            if projection < len(times) - 1:
+                continue
+            self.unfinished -= 1
+            if self.control.waiting:
+                self.start(self.control.need_done(one.key))
+
+    def is_there(self, one: Asked, projection: int) -> bool:
+        has_come = one.transfer is not None and projection in one.transfer.come
+        return one.ready_ns is not None or has_come
 
     def join_cpu(self) -> Process:
         """Part (f)."""
@@ -263,6 +292,16 @@ class Reference:
             self.batches += [own] if own else []
         elif self.loader.wait == "in_order":
             self.batches += [[one] for one in own]
+        elif self.loader.wait == "by_projection":
+            pieces = [
+                (projection, one.key, one)
+                for one in own
+                for projection in range(len(self.scenario.projection_bytes[one.key[0]]))
+            ]
+            self.pieces += [
+                (one, projection)
+                for projection, _, one in sorted(pieces, key=lambda piece: piece[:2])
+            ]
         for one in admitted:
             if one.outcome == "cpu":
                 self.cpu_pending += 1

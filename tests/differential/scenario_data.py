@@ -77,6 +77,9 @@ class Link:
 
     `page_cache_bytes` > 0: so many bytes of what was read last are kept, and read again in
     `kept_ns` a byte.
+
+    Of engines with a pace of their own: `pace` in millionths of the link's, `wake_ns` of one that
+    stood idle, `copy_ns` a byte, and whether they read `by_projection`.
     """
 
     overhead_ns: int
@@ -85,6 +88,10 @@ class Link:
     head_bytes: int = 0
     page_cache_bytes: int = 0
     kept_ns: int = 0
+    pace: int = 1_000_000
+    wake_ns: int = 0
+    copy_ns: int = 0
+    by_projection: bool = False
 
     def hop(self, moved: int) -> int:
         return self.overhead_ns + moved * self.ns_per_byte
@@ -199,6 +206,8 @@ class Host:
     post_ns: int = 0
     wakes: tuple[tuple[int, int], ...] = ()
     """Points (idle, wake) in place of `wake_ns`, by ascending idle."""
+    load_ns: int = 0
+    """After a gate, for each load that it makes."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +225,7 @@ class Loader:
     cancel_stale: bool = True
     demand_first: bool = True
     in_flight: Literal[1, 2] = 1
-    wait: Literal["wait_all", "as_ready", "in_order"] = "as_ready"
+    wait: Literal["wait_all", "as_ready", "in_order", "by_projection"] = "as_ready"
     prefetch_budget: int | Literal["all", "until_next_gate"] = "all"
     low_for_high: bool = False
     chunk_bytes: int = 0
@@ -239,7 +248,7 @@ class Scenario:
     The device's policy refuses if there are any experts that are `refused`, at any site, or
     `displace_none`: admitted where nothing must go for them. `dense_bytes`: by site, for
     `dense_slots`. `held_bytes`: by precision, what a slot of the device holds of a variant, where
-    that is not what is moved.
+    that is not what is moved. `projection_bytes`: by precision, of each of a variant's projections.
     """
 
     sites: int
@@ -268,6 +277,7 @@ class Scenario:
     rivalry: Rivalry | None = None
     held_bytes: tuple[int, ...] = ()
     devices: Devices | None = None
+    projection_bytes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def at_once(self) -> int:
@@ -352,6 +362,29 @@ class Scenario:
 
     def engines(self, link: int) -> int:
         return self.links[link].engines if self.links else 1
+
+    def is_laned(self, link: int) -> bool:
+        """Whether the link's engines have a pace of their own."""
+        if not self.links:
+            return False
+        one = self.links[link]
+        return (one.pace, one.wake_ns, one.copy_ns, one.by_projection) != (1_000_000, 0, 0, False)
+
+    def projections(self, precision: int, moved: int) -> list[int]:
+        """The bytes of each projection: the last has what the others leave."""
+        *others, _ = self.projection_bytes[precision]
+        found = []
+        for size in others:
+            found.append(min(size, moved - sum(found)))
+        return [*found, moved - sum(found)]
+
+    def projection_ns(self, key: Key, tokens: int) -> list[int]:
+        """The times of a variant's projections: what is through at the end of each is rounded
+        down.
+        """
+        whole, sizes = self.expert_ns(key[0], tokens), self.projections(key[0], self.size(key))
+        through = [whole * sum(sizes[: place + 1]) // sum(sizes) for place in range(len(sizes))]
+        return [end - begin for begin, end in zip([0, *through], through, strict=False)]
 
     def head_bytes(self, link: int) -> int:
         return self.links[link].head_bytes if self.links else 0

@@ -65,6 +65,10 @@ class Walk:
 
     def hop(self, number: int, link: int, since: int, until: int, parts: dict[str, int]) -> None:
         own = [service for service in self.of_transfer[number, link] if service.start_ns <= until]
+        # Of projections read beside each other: the one that ended then, and what its engine served.
+        last = ([service for service in own if service.end_ns == until] or own)[-1]
+        own = own[: own.index(last) + 1]
+        own = [service for service in own if service.engine == last.engine]
         waited = until - since
         for service in own:
             share = self.shared(service, since, until)

@@ -27,7 +27,8 @@ PLAIN, MIXTURE = "plain", "mixture"
 RIVAL_MIXTURE = "mixture with rivals"
 DEVICE_MIXTURE = "mixture with devices"
 AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
-KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE)
+LANE_MIXTURE = "mixture with lanes"
+KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE, LANE_MIXTURE)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
 """Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where
 none are given.
@@ -57,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         plain = -(-metafunc.config.getoption("--scenarios") // 2)
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
-        counts |= {DEVICE_MIXTURE: -(-plain // 5)}
+        counts |= {DEVICE_MIXTURE: -(-plain // 5), LANE_MIXTURE: -(-plain // 4)}
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]
@@ -79,9 +80,9 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
     """A random scenario, a random one with a feature, or a random mixture of features."""
     if kind == PLAIN:
         return random_scenario(seed, ties)
-    if kind in (MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE):
+    if kind in (MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE, LANE_MIXTURE):
         rivals, devices = kind == RIVAL_MIXTURE, kind == DEVICE_MIXTURE
-        return random_mixture(seed, ties, rivals, devices)
+        return random_mixture(seed, ties, rivals, devices, kind == LANE_MIXTURE)
     if kind in AMONG_RIVALS:
         return random_companions(AMONG_RIVALS[kind], seed, ties)
     return random_feature(kind, seed, ties)
@@ -124,7 +125,7 @@ def _fields_that_differ(ours: Any, theirs: Any) -> str:
     return f" (differs in {names})"
 
 
-# Contracts: C15, C75
+# Contracts: C15, C75, C165, C166
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_the_engine_does_what_the_reference_does(kind: str, seeds: range, ties: bool) -> None:
     for seed in seeds:

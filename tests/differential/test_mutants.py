@@ -26,6 +26,7 @@ from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
 from sim.engine.contest import Contest
 from sim.engine.links import SharedLink
+from sim.machine.lanes import Lanes
 from sim.policies.recency import LRU
 from sim.values.types import Geometry, Route
 from sim.workload.speculation import Speculation
@@ -207,6 +208,14 @@ MUTANTS = {
         replaced(ContendedLink, "_on_overtaking", lambda *_: None), "cut_through among rivals"
     ),  # 1
     "chunks by the clock": Mutant(engine_mutants.chunks_by_the_clock, "chunks among rivals"),  # 2
+    "a lane as fast as its link": Mutant(engine_mutants.lanes_of_any_pace, "lanes"),  # 2
+    "lanes that never sleep": Mutant(engine_mutants.lanes_that_never_sleep, "lanes"),  # 1
+    "copies in no time": Mutant(replaced(Lanes, "copy_ns", lambda *_: 0), "lanes"),  # 1
+    "reads in order of experts": Mutant(engine_mutants.reads_in_order_of_experts, "lanes"),  # 1
+    "projections come with the whole": Mutant(
+        replaced(engine.Engine, "arrive_projection", lambda *_: None), "lanes"
+    ),  # 2
+    "what has come of a prefetch forgotten": Mutant(engine_mutants.nothing_has_come, "lanes"),  # 2
     "a transfer takes the first device's link": Mutant(
         replaced(Controller, "_begin_link", lambda *_: 0), "devices"
     ),  # 1

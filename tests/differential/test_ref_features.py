@@ -101,6 +101,12 @@ SHOWS: dict[str, Shows] = {
             scenario, timeline
         )
     ),
+    "lanes": lambda scenario, timeline: without(
+        links=tuple(
+            replace(link, pace=1_000_000, wake_ns=0, copy_ns=0, by_projection=False)
+            for link in scenario.links
+        )
+    )(scenario, timeline),
 }
 
 

@@ -278,6 +278,8 @@ def refused_together(cfg: DictConfig) -> str | None:
     ):
         return "cache=belady. needs one precision"
     payload = cfg.payload._target_.rpartition(".")[2]
+    if payload != "Whole" and cfg.loader.wait == "by_projection":
+        return "loader.wait=by_projection does not go with payload="
     if several and payload == "WholeLayer" and not cfg.precision._target_.endswith(".PerExpert"):
         return (
             "payload=whole_layer brings experts that nobody chose, at no precision of .*; choose a"

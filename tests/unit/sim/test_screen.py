@@ -59,6 +59,14 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
             r"engines that share a link are not screened; set engines=1",
         ),
         (
+            ("system=lru", "loader.wait=by_projection"),
+            r"loader\.wait=by_projection is not screened",
+        ),
+        (
+            ("system=lru", "+hardware.links.pcie.wake_us=2.0", "+hardware.host.load_us=1.0"),
+            r"wake_us=2\.0, hardware\.host\.load_us=1 is not screened",
+        ),
+        (
             ("system=lru", "placement=absent_on_cpu"),
             r"placement: the CPU's results .* set placement=load",
         ),

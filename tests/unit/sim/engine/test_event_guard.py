@@ -115,10 +115,18 @@ class Ran:
     def changes_of_shared_rates(self) -> int:
         """How often shared rates change on links with several engines.
 
-        They change at ends of latencies and of services, and, without latency, at beginnings.
+        They change at ends of latencies and of services, and, without latency, at beginnings. Of
+        engines with a pace of their own a copy's end costs one more.
         """
-        shared = [link for link in self.record.service_link if self.scenario.engines(link) > 1]
-        return sum(1 + (self.scenario.latency_ns(link) > 0) for link in shared)
+        scenario, found = self.scenario, 0
+        for link in self.record.service_link:
+            if scenario.is_laned(link):
+                figures = scenario.links[link]
+                latency_ns = scenario.latency_ns(link) + figures.wake_ns
+                found += 1 + (latency_ns > 0) + (figures.copy_ns > 0)
+            elif scenario.engines(link) > 1:
+                found += 1 + (scenario.latency_ns(link) > 0)
+        return found
 
     @property
     def changes_of_paces(self) -> int:
@@ -184,8 +192,9 @@ class Ran:
     @property
     def is_exact(self) -> bool:
         """Whether no event of this run can ring in vain, or serve for two."""
-        engines = (self.scenario.engines(link) for link in range(self.scenario.hops))
-        cuts = max(engines) > 1 or self.scenario.loader.chunk_bytes or self.scenario.rivalry
+        links, scenario = range(self.scenario.hops), self.scenario
+        shares = any(scenario.engines(link) > 1 or scenario.is_laned(link) for link in links)
+        cuts = shares or self.scenario.loader.chunk_bytes or self.scenario.rivalry
         return not (cuts or (self.scenario.placement and self.waves))
 
     @property

@@ -19,7 +19,8 @@ from differential.production_rows import run
 from differential.rows import Timeline
 from differential.scenario import Link, Loader, Scenario, Step
 from sim.engine.engine import Engine
-from sim.engine.links import ChunkedLink, SharedLink, make_link
+from sim.engine.lanes import make_link
+from sim.engine.links import ChunkedLink, SharedLink
 from sim.engine.links import Link as PlainLink
 from sim.engine.simulate import simulate
 

@@ -1,0 +1,141 @@
+"""What an engine's log tells of lanes comes back from a log that was made with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from capture.importers.formats import import_into, parse
+from sim.answers.engine_lanes import LaneLog, errors_after, fit_lanes, lane_log
+from sim.calibrate import main
+from sim.calibrate import parse as parse_request
+from sim.setup.configure import configure
+from sim.setup.sections import make_object
+from sim.traces.residency_log import read_log
+from sim.values.places import ROOT
+
+FOLDER = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b"
+TOKENS, SITES, ENGINES = 40, 5, 4
+
+
+def made(wake_ms: float = 0.25, ms_per_mb: float = 1.2, load_ms: float = 0.4) -> LaneLog:
+    """A log of engines with these figures; every token computes for 80 ms."""
+    rng = np.random.default_rng(7)
+    absent = rng.integers(0, 5, (TOKENS, SITES))
+    size = np.array([2_000_000, 3_000_000] * 2 + [2_500_000])
+    started = np.minimum(ENGINES, 3 * absent).sum(axis=1)
+    io = wake_ms * started + ms_per_mb * (absent * size).sum(axis=1) / 1e6
+    load = load_ms * absent.sum(axis=1)
+    times = {"io": io, "compute": np.full(TOKENS, 80.0), "load": load, "stall": np.zeros(TOKENS)}
+    return LaneLog(absent, size, times)
+
+
+def test_the_figures_of_an_exact_log_come_back() -> None:
+    fit = fit_lanes(made(), 20, ENGINES, 3)
+    assert fit.wake_ms == pytest.approx(0.25, rel=1e-9)
+    assert fit.engine_gb_per_s == pytest.approx(1 / 1.2, rel=1e-9)
+    assert fit.load_ms == pytest.approx(0.4, rel=1e-9)
+    assert fit.compute_ms == 80.0
+
+
+def test_nothing_after_the_fitted_tokens_and_no_stall_changes_the_fit() -> None:
+    log = made()
+    later = {name: column.copy() for name, column in log.times_ms.items()}
+    for column in later.values():
+        column[20:] *= 3
+    later["stall"] += 5
+    assert fit_lanes(replace(log, times_ms=later), 20, ENGINES, 3) == fit_lanes(log, 20, ENGINES, 3)
+
+
+def test_times_of_no_such_link_are_refused_with_both_figures() -> None:
+    with pytest.raises(ValueError, match=r"wake in -0\.5 ms .* give another number \(lanes\)"):
+        fit_lanes(made(wake_ms=-0.5), 20, ENGINES, 3)
+
+
+def test_a_log_of_another_run_is_refused_with_both_numbers() -> None:
+    residency: Any = SimpleNamespace(
+        step=np.array([0, 1, 2]),
+        site=np.array([0, 0, 0]),
+        loaded_bytes=np.array([5, 0, 5]),
+        expert_bytes=(5,),
+    )
+    log = lane_log(residency, {"io": np.ones(2)})
+    assert log.absent.tolist() == [[0], [1]]
+    with pytest.raises(ValueError, match="the trace has 2 decoded tokens, the log has io 3"):
+        lane_log(residency, {"io": np.ones(3)})
+
+
+def test_errors_keep_their_signs() -> None:
+    found = errors_after(
+        {"io": np.array([1.0, 3.0]), "stall": np.ones(2), "wall": np.ones(2)},
+        {"io": np.array([1.0, 2.0])},
+        1,
+    )
+    assert {name: error.tolist() for name, error in found.items()} == {"io": [0.5]}
+
+
+WORDS = ("log=x.csv", "base=oneplus_15r", "name=mine", "lanes=4", "routes=.")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("columns=io_ms:a,compute_ms:b", "model=qwen3_30b_a3b"), "columns lack load"),
+        (("columns=io_ms:a,compute_ms:b,load_ms:c",), "lanes need model=NAME"),
+    ],
+)
+def test_columns_that_lanes_need_are_asked_for(
+    words: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("a\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=told):
+        parse_request([*WORDS, *words])
+
+
+@pytest.mark.skipif(not FOLDER.exists(), reason="the published phone trace is not here")
+def test_the_phones_machine_file_has_what_its_log_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`moelab calibrate routes=` on decoded tokens 1 to 64 writes the file of the catalogue."""
+    words = ["format=bigmoe", f"path={FOLDER / 'qwen.route.csv'}", f"output_dir={tmp_path / 't'}"]
+    name, request, trace = parse(words)
+    import_into(name, request, trace, lambda items, text: items)
+    columns = "io_ms:io_ms,compute_ms:compute_ms,load_ms:mgmt_ms,stall_ms:stall_ms,wall_ms:wall_ms"
+    asked = [
+        f"log={FOLDER / 'qwen.metrics'}",
+        f"routes={trace}",
+        f"columns={columns}",
+        "lanes=4",
+        "copy_gb_per_s=5.2",
+        "base=oneplus_15r",
+        "name=oneplus_15r_bigmoe",
+        "rows=64",
+        "model=qwen3_30b_a3b",
+        "precision=q4_k_m",
+        "model.top_k=6",
+        "+model.dense_bits=5.35",
+        "system=lru",
+        "loader=bigmoe",
+        "cache.recency=rows",
+        "budget.slots_gib=3.90625",
+        "trace.split=all",
+        f"output={tmp_path / 'm.yaml'}",
+    ]
+    assert main(asked) == 0
+    assert "tokens after 64, median error (with its sign): io 2." in capsys.readouterr().out
+    kept = ROOT / "conf" / "hardware" / "oneplus_15r_bigmoe.yaml"
+    written, of_project = (
+        yaml.safe_load(path.read_text("utf-8")) for path in (tmp_path / "m.yaml", kept)
+    )
+    for section in ("links", "compute", "host"):
+        assert written[section] == of_project[section]
+    cfg, _ = configure("hardware=oneplus_15r_bigmoe")
+    assert make_object(cfg["hardware"]).lanes
+    assert len(read_log(trace)) == 44_766
