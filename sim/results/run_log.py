@@ -261,12 +261,13 @@ class RunLog:
     def moves(self) -> list[Move]:
         """Every transfer, by number, which is the order of first issues."""
         hops = (
-            self.transfers.sort("number", "hop")
-            .group_by("number", maintain_order=True)
+            self.transfers.sort("hop")
+            .group_by("number")
             .agg(
                 pl.col("key", "class", "queued_ns", "start_ns", "outcome").first(),
                 pl.col("end_ns", "link").last(),
             )
+            .sort("number")
         )
         issues = self.decisions.filter(pl.col("kind") == "issue").select("tick", "call").rows()
         queued: dict[int, int] = {}

@@ -1,4 +1,6 @@
-"""Whole runs leave what they left: every table, timeline and summary, of each system and feature.
+"""Whole runs leave what they left, and verbs take what they took.
+
+Kept are every table, timeline and summary of each system, cache and feature, and every option.
 
 What is right is said by the reference, the audit and the worked runs. Here nothing changes without
 a word, whatever those do not ask about. ``runs.json`` keeps of each run a digest of each table and
@@ -27,6 +29,8 @@ from sim.setup.execute import execute
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import Trace
 from sim.verbs.names import names
+from sim.verbs.table import VERBS
+from sim.verbs.verb import Verb
 from unit.sim.results.test_metrics import RUNS
 
 Configure = Callable[..., DictConfig]
@@ -120,6 +124,13 @@ def test_synthetic_gates_are_what_they_were(preset: str, kept: Callable[..., Non
             is_whole = np.issubdtype(values.dtype, np.integer)
             now[name] = digest(values) if is_whole else f"{np.nanmean(values):.4g}"
     kept(f"synthetic: {preset}", now)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_a_verb_takes_the_options_that_it_took(verb: Verb, kept: Callable[..., None]) -> None:
+    parts = {name: digest(repr(value)) for name, value in vars(verb).items() if name != "options"}
+    options = {f"option {one.key}": digest(repr(one)) for one in verb.options}
+    kept(f"verb: {verb.name}", {**parts, **options})
 
 
 def test_what_is_fitted_is_what_it_was(bundled_trace: Trace, kept: Callable[..., None]) -> None:
