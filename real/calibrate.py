@@ -29,7 +29,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from real.calibration.calibration import Asked, calibrate
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
         text, facts = calibrate(asked, lambda told: print(told, file=sys.stderr, flush=True))
         asked.output.parent.mkdir(exist_ok=True)
         asked.output.write_text(text, encoding="utf-8")
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     size, ns = facts.copy[-1]
