@@ -35,6 +35,7 @@ from real.calibration.calibration import Asked, calibrate
 from real.calibration.facts import Facts
 from real.calibration.fit import fit_line
 from sim.process.interrupts import telling
+from sim.process.progress import saying
 from sim.values.places import IS_CHECKOUT, machine_file
 
 OWN = ("name", "device", "size", "output", "facts", "seconds")
@@ -107,7 +108,8 @@ def main(arguments: Sequence[str]) -> int:
     """Calibrate. Exit status: 0, or 2 with one message on stderr and no file written."""
     try:
         asked = parse(arguments)
-        text, facts = calibrate(asked, lambda told: print(told, file=sys.stderr, flush=True))
+        with saying(f"calibrating {asked.name}") as say:
+            text, facts = calibrate(asked, say)
         asked.output.parent.mkdir(exist_ok=True)
         asked.output.write_text(text, encoding="utf-8")
     except (ValueError, OSError, OmegaConfBaseException) as error:
