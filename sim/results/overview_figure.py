@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ MOST_PANELS = 6
 """More kinds of work than these are in the tables alone."""
 TALLEST = 1.35
 """The height of the axis, in the highest speed."""
+TITLE_LETTERS = 80
+"""As long as a line of a title may be beside a legend."""
 MOST_NAMES = 24
 """Of more systems only the fastest are drawn."""
 
@@ -32,7 +35,7 @@ def draw(found: Overview, stem: Path) -> tuple[Path, Path]:
         )
         for axis, (title, sets) in zip(axes.flat, many.items(), strict=True):
             (_bars if len(sets) == 1 else _curves)(axis, sets)
-            axis.set_title(title, fontsize=8)
+            axis.set_title(textwrap.fill(title, TITLE_LETTERS), fontsize=8)
         share_scale([axis for axis in axes.flat if not axis.get_ylabel()])
         left = len(found.titles) - len(titles)
         more = f"; {left} more in the table" if left else ""
