@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from sim.results.labels import write_on
+from sim.results.labels import told, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
 from sim.results.overview import BOUND, LOSSY, Overview, Set
 
@@ -14,7 +14,9 @@ MOST_PANELS = 6
 """More kinds of work than these are in the tables alone."""
 TALLEST = 1.35
 """The height of the axis, in the highest speed."""
-TITLE_LETTERS = 80
+LABEL_INCHES = 0.12
+"""The height of a line of labels above the panels."""
+TITLE_LETTERS = 90
 """As long as a line of a title may be beside a legend."""
 MOST_NAMES = 24
 """Of more systems only the fastest are drawn."""
@@ -25,11 +27,12 @@ def draw(found: Overview, stem: Path) -> tuple[Path, Path]:
     titles = found.titles[:MOST_PANELS]
     many = {title: [one for one in found.sets if one.title == title] for title in titles}
     rows = max((len(one.lines) for sets in many.values() for one in sets), default=1)
+    labels = LABEL_INCHES * len(told(found.named()))
     with looks(stem.name) as plt:
         figure, axes = plt.subplots(
             len(titles),
             1,
-            figsize=(8, len(titles) * (2.2 + 0.2 * min(rows, MOST_NAMES))),
+            figsize=(8, labels + len(titles) * (2.2 + 0.2 * min(rows, MOST_NAMES))),
             layout="constrained",
             squeeze=False,
         )

@@ -68,11 +68,23 @@ def test_a_long_title_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     draw(overview(runs), Path("nowhere/figure"))
     (figure,) = figures
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     for axis in figure.axes:
         assert word in axis.get_title()
         ends = axis.title.get_window_extent()
         assert 0 <= ends.x0 < ends.x1 <= figure.bbox.width
+
+
+def test_labels_take_no_room_from_the_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = kept(monkeypatch)
+    many = {name: f"{name} of a run" for name in ("transplanted", "part", "machine")}
+    heights = []
+    for labels in ({}, many):
+        runs = [run("a", 2.1, share, labels=labels) for share in (0.25, 0.5)]
+        draw(overview(runs), Path("nowhere"))
+        figures[-1].draw_without_rendering()
+        heights.append(figures[-1].axes[0].get_window_extent().height)
+    assert heights[1] > 0.95 * heights[0]
 
 
 def test_over_several_budgets_a_curve_is_a_system(monkeypatch: pytest.MonkeyPatch) -> None:
