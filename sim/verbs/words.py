@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT, is_free
 from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
 from sim.verbs.synonyms import meanings, spoken
@@ -80,8 +81,7 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
         _check_override(verb, word, given, searched)
     for key, text in own.items():
         _check_own(verb, key, text)
-    if "trace.path" in given:
-        _check_trace(given["trace.path"])
+    _check_trace({**given, **own}.get("trace.path", ""))
     _check_folder(verb, own, overrides)
     if missing := [one.key for one in verb.options if one.is_needed and one.key not in own]:
         raise ValueError(
@@ -191,10 +191,12 @@ def _check_trace(text: str) -> None:
     working directory, then from the project.
     """
     for place in text.split(",") if PATHS.fullmatch(text) else ():
-        if not any((base / place).is_dir() for base in (Path(), ROOT)):
+        there = [base / place for base in (Path(), ROOT) if (base / place).is_dir()]
+        if not there or not (there[0] / HEADER_FILE).is_file():
+            what = f"it has no {HEADER_FILE}" if there else "there is no such file or folder"
             raise ValueError(
-                f"trace.path={place}: there is no such file or folder; give a trace's folder, or"
-                " trace=NAME (moelab list traces)"
+                f"trace.path={place}: {what}; give a trace's folder, or trace=NAME (moelab list"
+                " traces)"
             )
 
 

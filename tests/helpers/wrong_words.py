@@ -182,6 +182,7 @@ WRONG = {
     "run trace.path=nowhere": "trace.path=nowhere: there is no such file or folder; give a trace's",
     "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 trace.path=nowhere": "moelab list traces",
     "sweep trace.path=capture/assets/traces/tiny_switch,no": "trace.path=no: there is no such",
+    "capture channels model=a/b trace.path=.": "trace.path=.: it has no header.json; give a trace's",
     "whatif link values=a,b": "values=a,b must be numbers above 0, separated by commas",
     "whatif memory values=0.5,0": "values=0.5,0 must be numbers above 0",
     "compare a/b lru": "there is no such file or folder",
