@@ -10,19 +10,20 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from capture.models.discover import CaptureError
-from capture.recording.capturing import capture
-from capture.recording.settings import SettingError, parse_settings
+from capture.recording.settings import parse_settings
 from sim.process.interrupts import telling
-from sim.traces.trace import TraceError
 
 
 @telling("finished sequences are kept, and the same command goes on from there")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
     try:
-        capture(parse_settings(arguments), arguments, Console())
-    except (SettingError, CaptureError, TraceError) as error:
+        settings = parse_settings(arguments)
+        # Late: loading torch and transformers takes longer than to refuse a setting.
+        from capture.recording.capturing import capture
+
+        capture(settings, arguments, Console())
+    except ValueError as error:
         print(f"capture: {error}", file=sys.stderr)
         return 2
     return 0

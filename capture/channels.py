@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.errors import HydraException
 from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 
@@ -204,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
         with Shown() as progress:
             artefact = count_channels(layers, trace, directory, progress)
         place = write_artefact(output_dir, KIND, artefact)
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"channels: {str(error).strip()}", file=sys.stderr)
         return 2
     found = ", ".join(

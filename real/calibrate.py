@@ -29,13 +29,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from real.calibration.calibration import Asked, calibrate
 from real.calibration.facts import Facts
 from real.calibration.fit import fit_line
 from sim.process.interrupts import telling
+from sim.process.progress import saying
 from sim.values.places import IS_CHECKOUT, machine_file
 
 OWN = ("name", "device", "size", "output", "facts", "seconds")
@@ -108,10 +108,11 @@ def main(arguments: Sequence[str]) -> int:
     """Calibrate. Exit status: 0, or 2 with one message on stderr and no file written."""
     try:
         asked = parse(arguments)
-        text, facts = calibrate(asked, lambda told: print(told, file=sys.stderr, flush=True))
+        with saying(f"calibrating {asked.name}") as say:
+            text, facts = calibrate(asked, say)
         asked.output.parent.mkdir(exist_ok=True)
         asked.output.write_text(text, encoding="utf-8")
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     size, ns = facts.copy[-1]

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             pairs = controlled(pairs, given["control"])
         if "output_dir" in given:
             _write(Path(given["output_dir"]), pairs)
-    except (ValueError, OSError, KeyError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, KeyError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2
     for line in told:

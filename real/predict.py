@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
                     {"rows": told, "lines": [asdict(line) for line in found]}, indent=1
                 )
                 (place / "predicted.json").write_text(text + "\n", encoding="utf-8")
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2
     Console().print(table_of(rows, found))

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = parse(arguments)
         with own_folder(asked.output_dir, overwrite=asked.overwrite):
             found = validate(asked, console)
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:

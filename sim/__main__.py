@@ -21,7 +21,7 @@ from rich.console import Console
 from sim.process.interrupts import Terminated, code_of, telling
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import own_folder, print_summary, write_outputs
+from sim.results.outputs import forget, own_folder, print_summary, write_outputs
 from sim.results.overview import Done, Refused, overview
 from sim.results.overview_words import show, write
 from sim.setup.build import build
@@ -66,6 +66,8 @@ def main(cfg: DictConfig) -> None:
         _note(Refused(" ".join(HydraConfig.get().overrides.task), str(error)))
     except (KeyboardInterrupt, Terminated) as stop:
         forget_made()
+        if _is_many() and not DONE and not REFUSED:
+            _forget_all()
         print(f"interrupted; {_left()}", file=sys.stderr)
         sys.exit(code_of(stop))
 
@@ -75,8 +77,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
     run = build(cfg, system_name(), changed=changed())
     with own_folder(output_dir, overwrite=any(OVERWRITE)):
         full = cfg.outputs == "all"
-        bar = None if _is_many() else Console(stderr=True)
-        result = execute(run, progress=bar)
+        result = execute(run, progress=Console(stderr=True))
         wall_s = time.perf_counter() - started - result.bounds_wall_s
         summary = {**result.summary, "wall_s": round(wall_s, 3)}
         write_outputs(
@@ -116,6 +117,13 @@ def _is_many() -> bool:
 
 def _decode_ns(result: Result) -> Floats:
     return decode_time_and_tokens(result.frames)[0]
+
+
+def _forget_all() -> None:
+    """Remove what hydra writes for a multirun before its first run."""
+    folder = Path(HydraConfig.get().sweep.dir)
+    (folder / "multirun.yaml").unlink(missing_ok=True)
+    forget(folder)
 
 
 def _note(run: Done | Refused) -> None:

@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import polars as pl
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         found, title, labels = audit(Path(folder), words)
         if kept:
             write(Path(kept[-1]), found, title, labels)
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2
     console = Console()

@@ -384,8 +384,6 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message on stderr, nothing written."""
-    from hydra.errors import HydraException
-
     try:
         request = parse(arguments)
         if request.trace is not None:
@@ -397,7 +395,7 @@ def main(arguments: Sequence[str]) -> int:
         text, fit, memory = calibrate(request)
         request.output.parent.mkdir(exist_ok=True)
         request.output.write_text(text, encoding="utf-8")
-    except (ValueError, OSError, HydraException) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     rate = (

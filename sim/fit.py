@@ -18,10 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from sim.engine.simulate import simulate
@@ -42,13 +39,12 @@ from sim.process.shared import Shared
 from sim.results.labels import labels_of, told
 from sim.results.run import Run
 from sim.setup.build import build
-from sim.setup.configure import changes
+from sim.setup.configure import changes, configure
 from sim.setup.fit_requests import request_of
-from sim.values.places import CONF
 from sim.workload.batching import NO_ARRIVALS
 
 STEP = 0.1
-FIXED = ("predictor=none", "trace.split=fit", "outputs=summary", "output_dir=unused")
+FIXED = ("predictor=none", "trace.split=fit", "outputs=summary")
 """Overrides of every calibration. The paper minimises on-demand misses alone, so nothing may
 prefetch.
 """
@@ -72,14 +68,10 @@ def calibrate(words: Sequence[str], progress: Shown) -> tuple[Run, Fit]:
             )
         else:
             overrides.append(word)
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = compose("config", overrides=[*overrides, *FIXED])
-        points = list(simplex(step, _terms(cfg)))
-        shared = Shared()
-        run = build(cfg, "calibration", shared=shared, changed=changes(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error).splitlines()[0]) from error
+    cfg, _ = configure(*overrides, *FIXED)
+    points = list(simplex(step, _terms(cfg)))
+    shared = Shared()
+    run = build(cfg, "calibration", shared=shared, changed=changes(overrides))
     if run.workload.is_timed:
         raise ValueError(f"a calibration wants the same steps at every point; {NO_ARRIVALS}")
     task = progress.add_task("calibrating: points of the grid", total=len(points))

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.process.interrupts import telling
-from sim.process.progress import tracked
+from sim.process.progress import Shown
 from sim.process.shared import Shared
 from sim.results.labels import Labels, labels_of, told, write_on
 from sim.results.looks import MARKERS, NEUTRAL, looks, save
@@ -122,9 +122,11 @@ def frontier(words: Sequence[str], names: Sequence[str | None], points: int) -> 
     requests, most = requests_of(run.controller, run.workload), run.controller.slots.count
     least = min(requests.largest_union, most)
     shown = tuple(dict.fromkeys(least + (most - least) * n // points for n in range(points + 1)))
-    found = [
-        _policy(runs, name, one, requests, shown) for name, one in zip(names, first, strict=True)
-    ]
+    with Shown() as bar:
+        found = [
+            _policy(runs, name, one, requests, shown, bar)
+            for name, one in zip(names, first, strict=True)
+        ]
     count = len(run.workload.sequences)
     title = (
         f"{run.system.split()[0]}, {run.model.name}; trace {run.trace.header.name}"
@@ -135,20 +137,26 @@ def frontier(words: Sequence[str], names: Sequence[str | None], points: int) -> 
 
 
 def _policy(
-    runs: Runs, name: str | None, full: Run, requests: Requests, shown: Sequence[int]
+    runs: Runs,
+    name: str | None,
+    full: Run,
+    requests: Requests,
+    shown: Sequence[int],
+    bar: Shown,
 ) -> Policy:
     most = full.controller.slots.count
-    fewest = {
-        slots: least_loads(full.controller, full.workload, requests, slots) for slots in shown
-    }
     called = name or type(full.controller.cache).__name__
+    fewest = {
+        slots: least_loads(full.controller, full.workload, requests, slots)
+        for slots in bar.track(shown, description=f"{called}: the fewest loads of any cache")
+    }
     labels = replace(labels_of(full, None), machine=None)  # no time is told
     if why_not_at_once(full.controller) is None:
         curve = curve_of(full.controller, full.workload)
         every = {slots: curve.at(slots) for slots in range(curve.least, most + 1)}
         return Policy(called, True, every, fewest, labels)
     walks: dict[int, Point] = {}
-    for slots in tracked(shown, f"walking {called}"):
+    for slots in bar.track(shown, description=f"{called}: walks"):
         try:
             run = runs.make(name, slots, most)
             walks[slots] = walked(run.controller, run.workload)

@@ -292,7 +292,12 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
         # A symlog scale has a place for 0 beside losses of very different sizes.
         axis.set_xscale("symlog", linthresh=1e-4)
         axis.set_xlim(left=-2e-5)
-        axis.set_title("Circle: on the front; cross: beaten; plus: a bound, no system", fontsize=7)
+        axis.xaxis.set_major_formatter("{x:g}")
+        unknown = list(dict.fromkeys(point.name for point in points if point.loss is None))
+        left = f"\nnot measured, so not here: {'; '.join(unknown)}" if unknown else ""
+        axis.set_title(
+            f"Circle: on the front; cross: beaten; plus: a bound, no system{left}", fontsize=7
+        )
         figure.suptitle("Speed and quality: " + "; ".join(_surroundings(points)))
         write_on(figure, _named(points))
         return list(save(figure, directory / "pareto"))

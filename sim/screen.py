@@ -28,6 +28,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.process.interrupts import telling
+from sim.process.progress import tracked
 from sim.process.shared import Shared
 from sim.results.frames import Frames
 from sim.results.hits import hit_ratio
@@ -56,7 +57,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     shared = Shared()
     runs = [
         build(cell.config, cell.system, shared=shared, changed=changes(cell.words))
-        for cell in cells
+        for cell in tracked(cells, "making machines")
     ]
     for run, cell in zip(runs, cells, strict=True):
         require_screenable(run.controller, run.workload.is_timed)
@@ -70,7 +71,9 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
     return pl.DataFrame(
         [
             {**cell.axes, **_measured(runs[0], run, times, machine)}
-            for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
+            for machine, (cell, run) in enumerate(
+                tracked([*zip(cells, runs, strict=True)], "machines")
+            )
         ]
     )
 

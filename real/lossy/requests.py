@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from capture.models.discover import CaptureError
@@ -38,7 +37,6 @@ OUTPUT_DIR = "outputs/quality"
 WRONG_INPUT = (
     ValueError,
     OSError,
-    HydraException,
     OmegaConfBaseException,
     CaptureError,
     SettingError,

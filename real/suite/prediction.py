@@ -16,7 +16,6 @@ from statistics import fmean, mean, median
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from hydra.errors import HydraException
 
 from real.calibration.facts import Facts, Points, read_facts
 from real.calibration.fit import figures
@@ -261,7 +260,7 @@ def predict_on(folder: Path, on: Sequence[str]) -> list[Row]:
     for row in _replays(folder):
         try:
             rows.append(_replay(row, on, set()))
-        except (ValueError, HydraException) as error:
+        except ValueError as error:
             share, recorded_s = float(row["cell"].split()[-1]), row["result"]["tpot_s"]["mean"]
             reason = str(error).splitlines()[0]
             rows.append(Row("replay", row["cell"], share, recorded_s, None, False, reason))

@@ -59,7 +59,7 @@ def tables_of(found: Found) -> list[Table]:
 
 def told_of(found: Found) -> list[str]:
     """What a reader must know of all rows."""
-    return [*told((row.system, _common(row)) for row in found.rows), OVER, *_measured(found)]
+    return [*told((row.system, common(row)) for row in found.rows), OVER, *_measured(found)]
 
 
 def _measured(found: Found) -> list[str]:
@@ -76,9 +76,18 @@ def _measured(found: Found) -> list[str]:
     return [*known, f"KL {UNKNOWN}: moelab quality measures it with the model's weights"]
 
 
-def _common(row: Row) -> Labels:
-    # What is lost, and which rows are bounds, stands in the table beside each row.
-    return replace(row.labels, lossy=None, knows_future=None, reference=None)
+def common(row: Row) -> Labels:
+    """What must be said of a row beside what its line and the title say: what is lost, why it is a
+    bound, its model and its machine. Gates that were made for the answer have a label.
+    """
+    known = ("model=", "hardware=", *(("trace.path=",) if row.labels.synthetic else ()))
+    return replace(
+        row.labels,
+        lossy=None,
+        knows_future=None,
+        reference=None,
+        changed=tuple(word for word in row.labels.changed if not word.startswith(known)),
+    )
 
 
 def cells(group: Sequence[Row]) -> tuple[str, ...]:

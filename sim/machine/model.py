@@ -377,7 +377,8 @@ class Model:
         if ours != theirs:
             raise ValueError(
                 f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model"
-                f" {self.name} {_shape(ours)}; to run this trace choose {models_for(*theirs)}; for"
+                f" {self.name} {_shape(ours)}; to run this trace choose"
+                f" {models_for(*theirs, shape.hidden, shape.expert_intermediate)}; for"
                 f" gates of {self.name} moelab ask model={self.name} finds some, and moelab"
                 f" synthesize like={self.name} makes some for trace.path=DIR"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 LINE_EVERY_S = 10.0
+LOOK_EVERY_S = 0.5
+"""How often it is looked whether a line is due, of work that says nothing by itself."""
 Item = TypeVar("Item")
 
 
@@ -35,11 +38,11 @@ class Shown(Progress):
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
-        self._tell(task_id)
+        self.tell(task_id)
 
     def update(self, task_id: TaskID, **fields: Any) -> None:
         super().update(task_id, **fields)
-        self._tell(task_id)
+        self.tell(task_id)
 
     def track(  # type: ignore[override]
         self, items: Iterable[Item], *, description: str = "working"
@@ -50,7 +53,8 @@ class Shown(Progress):
             yield item
             self.advance(task)
 
-    def _tell(self, task_id: TaskID) -> None:
+    def tell(self, task_id: TaskID) -> None:
+        """Print a line, if one is due."""
         now = self._clock()
         if self.console.is_terminal or now < self._told + LINE_EVERY_S:
             return
@@ -75,7 +79,20 @@ def tracked(items: Iterable[Item], description: str) -> Iterator[Item]:
 
 @contextmanager
 def saying(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr what is being done, of work whose parts nobody can count."""
+    """Show on stderr what is being done, of work whose parts nobody can count. Lines come while a
+    part lasts, too.
+    """
     with Shown(TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda text: bar.update(task, description=f"{what}: {text}")
+        task, over = bar.add_task(what, total=None), threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                bar.tell(task)
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield lambda text: bar.update(task, description=f"{what}: {text}")
+        finally:
+            over.set()
+            looking.join()

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -145,7 +144,7 @@ def composed(job: Job) -> tuple[dict[str, Any], str | None]:
     try:
         plan = Plan("arm", base=("outputs=summary", f"trace.path={job.trace_dir}", *words))
         config = make_cell(plan, {}).config
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (OmegaConfBaseException, ValueError) as error:
         raise ArmError(f"{' '.join(words)} on {job.trace_dir.name}: {error}") from error
     # Cells share their sections, so the predictor's is copied before it is changed.
     predictor = dict(config["predictor"])

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
-
 from sim.reproduce.identities import model
 from sim.reproduce.roles import Paper
 from sim.traces.header import parse_header
@@ -36,7 +34,7 @@ def with_recorded(paper: Paper, asked: str) -> Paper:
         )
     try:
         sizes = model(name)
-    except HydraException:
+    except ValueError:
         raise ValueError(
             f"recorded={asked}: there is no model {name}; python -m sim list models names them"
         ) from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from sim.results.labels import write_on
+from sim.results.labels import told, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
 from sim.results.overview import BOUND, LOSSY, Overview, Set
 
@@ -13,6 +14,10 @@ MOST_PANELS = 6
 """More kinds of work than these are in the tables alone."""
 TALLEST = 1.35
 """The height of the axis, in the highest speed."""
+LABEL_INCHES = 0.12
+"""The height of a line of labels above the panels."""
+TITLE_LETTERS = 90
+"""As long as a line of a title may be beside a legend."""
 MOST_NAMES = 24
 """Of more systems only the fastest are drawn."""
 
@@ -22,17 +27,18 @@ def draw(found: Overview, stem: Path) -> tuple[Path, Path]:
     titles = found.titles[:MOST_PANELS]
     many = {title: [one for one in found.sets if one.title == title] for title in titles}
     rows = max((len(one.lines) for sets in many.values() for one in sets), default=1)
+    labels = LABEL_INCHES * len(told(found.named()))
     with looks(stem.name) as plt:
         figure, axes = plt.subplots(
             len(titles),
             1,
-            figsize=(8, len(titles) * (2.2 + 0.2 * min(rows, MOST_NAMES))),
+            figsize=(8, labels + len(titles) * (2.2 + 0.2 * min(rows, MOST_NAMES))),
             layout="constrained",
             squeeze=False,
         )
         for axis, (title, sets) in zip(axes.flat, many.items(), strict=True):
             (_bars if len(sets) == 1 else _curves)(axis, sets)
-            axis.set_title(title, fontsize=8)
+            axis.set_title(textwrap.fill(title, TITLE_LETTERS), fontsize=8)
         share_scale([axis for axis in axes.flat if not axis.get_ylabel()])
         left = len(found.titles) - len(titles)
         more = f"; {left} more in the table" if left else ""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sim.values.places import CONF
 
@@ -22,13 +23,14 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
     """The configuration that ``python -m sim`` has with these overrides, and the run's name.
 
     Both are arguments of ``sim.setup.build.build``. ``config``: the file of ``conf/`` to start
-    from. ``output_dir`` is a placeholder: a run from Python writes nothing. Hydra raises its own
-    errors for overrides that do not fit the configuration.
+    from. ``output_dir`` is a placeholder: a run from Python writes nothing. Raise ValueError, in one
+    line, for overrides that do not fit the configuration.
     """
     # Imported late: loading hydra takes longer than a short run, and not every user of this module
     # composes.
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
 
     # Inside a running hydra application its state must survive this composition.
     running = GlobalHydra.instance().hydra
@@ -36,6 +38,11 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             whole = compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        # Below an empty line hydra lists its files and folders.
+        lines = str(error).strip().partition("\n\n")[0].splitlines()
+        kept = [line.strip() for line in lines if not line.startswith("See http")]
+        raise ValueError(" ".join(kept)) from None
     finally:
         GlobalHydra.instance().hydra = running
     chosen = whole.hydra.runtime.choices.get("system")

@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from sim.fitting.fits import fit_sequences
 from sim.policies.base import Predictor
 from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
+from sim.setup.configure import configure
 from sim.setup.parts import make_part
 from sim.traces.trace import Trace
-from sim.values.places import CONF
 from sim.verbs.names import of_file
 
 OUTPUT_DIR = "outputs/predictors"
@@ -93,10 +89,6 @@ def predictor_of(name: str) -> Predictor:
 
 
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            # The default system chooses a predictor; the words come last and replace it.
-            cfg = compose("config", ["output_dir=unused", *overrides])
-        return {group: make_part(cfg, group) for group in GROUPS}
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error).strip()) from None
+    # The default system chooses a predictor; the words replace it.
+    cfg, _ = configure(*overrides)
+    return {group: make_part(cfg, group) for group in GROUPS}

@@ -110,14 +110,11 @@ def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
     """The configuration of these choices of files as plain values, and the chosen system."""
     if plainly := compose_plainly(choices):
         return plainly
-    from hydra.errors import HydraException
-
     try:
         cfg, name = configure(*choices)
         plain = OmegaConf.to_container(cfg, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split()).partition(" Config search path")[0]
-        raise ValueError(f"{' '.join(choices)}: {reason}") from None
+    except (ValueError, OmegaConfBaseException) as error:
+        raise ValueError(f"{' '.join(choices)}: {' '.join(str(error).split())}") from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}, name.split(" ")[0]
 

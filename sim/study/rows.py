@@ -146,7 +146,8 @@ def overview_of(rows: Iterable[Row]) -> Overview:
     done, refused = [], []
     for row in rows:
         if row["status"] != DONE:
-            refused.append(Refused(row["overrides"], f"{row['status']}: {row['error']}"))
+            failed = "it failed: " if row["status"] == FAILED else ""
+            refused.append(Refused(row["overrides"], failed + row["error"]))
             continue
         times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
         done.append(Done(json.loads(row["summary"]), tuple(row["overrides"].split()), times))

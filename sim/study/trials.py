@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from sim.results.run import Run
 from sim.setup.build import build, load_trace, trace_directory
@@ -43,15 +41,8 @@ def prepared(words: Sequence[str]) -> Run:
     """A fresh run of these overrides, not simulated yet. Raise ValueError for what cannot run or
     what hydra refuses.
     """
-    cfg, system = _composed(words)
+    cfg, system = configure("outputs=summary", *words)
     return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
-
-
-def _composed(words: Sequence[str]) -> tuple[DictConfig, str]:
-    try:
-        return configure("outputs=summary", *words)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error).strip()) from None
 
 
 def trial(words: Sequence[str]) -> Trial:
@@ -100,7 +91,7 @@ def slots_a_layer(found: Trial) -> float:
 
 
 def _key(words: Sequence[str]) -> str:
-    cfg, system = _composed(words)
+    cfg, system = configure("outputs=summary", *words)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     header = (trace_directory(str(cfg.trace.path)) / "header.json").read_bytes()
     return cell_key(config, system, trace_sha256(parse_header(header)))

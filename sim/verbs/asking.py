@@ -138,7 +138,9 @@ VERBS = (
         "sim.whatif",
         "Say how speed depends on memory, link, predictor, cpu, bits or context, and where that turns.",
         (
-            Option("values", "the points, separated by commas (in the question's unit)"),
+            Option(
+                "values", "the points, separated by commas (in the question's unit)", Kind.NUMBERS
+            ),
             Option(
                 "target", "tokens a second: also what is needed for them", Kind.NUMBER, least=1e-3
             ),

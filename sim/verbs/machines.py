@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from sim.verbs.options import (
+    BUNDLED_MODELS,
     DEVICE,
     MACHINE,
     MODEL,
     NEW_FOLDER,
+    PROMPT_SETS,
     QUALITY,
     RUN,
     SEQUENCES,
@@ -37,6 +39,19 @@ REAL = (
 LOOP = Option("loop", "whose gates decide", Kind.ONE, "both", ("open", "closed", "both"))
 SIZES = ("full", "small", "tiny")
 CONTROLS = ("rates_1.1", "rates_0.9", "contention_off")
+MODES = ("teacher-forced", "free-running")
+PACES = ("paced", "free")
+FIGURES = (
+    "hobbit_3b",
+    "edgemoe_6",
+    "edgemoe_7",
+    "edgemoe_15",
+    "fate_10",
+    "floe_3a",
+    "floe_3b",
+    "floe_tables",
+    "all",
+)
 VERBS = (
     Verb(
         "calibrate",
@@ -54,7 +69,7 @@ VERBS = (
                 ("hardware",),
                 is_needed=True,
             ),
-            Option("name", "name of the new machine", is_needed=True),
+            Option("name", "name of the new machine", Kind.NEW_NAME, is_needed=True),
             Option("link", "which link the log is about", default="the one at the device"),
             Option("model", "whose work compute times are", Kind.NAME, "", ("model",)),
             Option("precision", "of the experts that the log is of", default="fp16"),
@@ -106,7 +121,7 @@ VERBS = (
                 "replay",
                 ("replay", "live"),
             ),
-            Option("engine.links", "paced as the machine's, or free", Kind.TEXT, "paced"),
+            Option("engine.links", "paced as the machine's, or free", Kind.ONE, "paced", PACES),
             Option("output_dir", NEW_FOLDER, Kind.FOLDER, "outputs/DATE/TIME"),
         ),
         (
@@ -125,11 +140,18 @@ VERBS = (
         "Measure how far the simulator is from runs on a device: decisions, bytes, times.",
         (
             many(Option("systems", "which", values=("system",), is_needed=True)),
-            Option("budgets", "shares of the expert bytes, with commas", is_needed=True),
+            Option(
+                "budgets", "shares of the expert bytes, with commas", Kind.NUMBERS, is_needed=True
+            ),
             Option("repeats", "of each", Kind.WHOLE, "3", least=1),
             Option("seed", "of the order", Kind.WHOLE, "0"),
             Option(
-                "closed_loop", "teacher-forced, free-running, or both with a comma", default="none"
+                "closed_loop",
+                "how a closed loop runs, too: one or both",
+                Kind.SOME,
+                "none",
+                MODES,
+                can_be_empty=True,
             ),
             *out("outputs/validation"),
             *(one for one in REAL if one.key not in ("system", "budget.resident_share")),
@@ -187,7 +209,7 @@ VERBS = (
             SHARE,
             SEQUENCES,
             LOOP,
-            Option("prompts", "a file or bundled set, captured first"),
+            Option("prompts", "a file or bundled set, captured first", Kind.PLACE, "", PROMPT_SETS),
             *QUALITY,
             Option("tasks", "of lm-evaluation-harness instead of texts, with commas"),
             Option("task_dir", "tasks of one's own", Kind.PLACE),
@@ -209,13 +231,13 @@ VERBS = (
         "real.calibrate",
         "Measure this machine from inside the engine, as a machine of the simulator.",
         (
-            Option("name", "name of the machine", is_needed=True),
+            Option("name", "name of the machine", Kind.NEW_NAME, is_needed=True),
             Option("device", "whose copies and experts", Kind.ONE, "cpu", ("cpu", "cuda", "host")),
             Option("size", "how much is measured", Kind.ONE, "full", SIZES),
             Option(
                 "tables", "keep measured times of one model", Kind.ONE, "none", ("none", "model")
             ),
-            Option("seconds", "that it may take", Kind.NUMBER, "150"),
+            Option("seconds", "that it may take", Kind.NUMBER, "150", least=5),
             Option("facts", "a JSON file of all that was measured"),
             Option("output", "the file that is written", default="conf/hardware/NAME.yaml"),
         ),
@@ -285,9 +307,21 @@ VERBS = (
         "real.quality_figures",
         "Make the papers' motivating figures on a real model.",
         (
-            Option("figure", "names with commas, or all", is_needed=True),
-            Option("model", "a bundled model, a folder, or OWNER/NAME", default="tiny_mixtral"),
-            Option("prompts", "a file of JSON lines or a bundled set", default="heldout"),
+            Option("figure", "names with commas, or all", Kind.SOME, "", FIGURES, is_needed=True),
+            Option(
+                "model",
+                "a bundled model, a folder, or OWNER/NAME",
+                Kind.WEIGHTS,
+                "tiny_mixtral",
+                BUNDLED_MODELS,
+            ),
+            Option(
+                "prompts",
+                "a file of JSON lines or a bundled set",
+                Kind.PLACE,
+                "heldout",
+                PROMPT_SETS,
+            ),
             Option("fit", "texts of this split", Kind.WHOLE, "8", least=1),
             Option("eval", "texts of this split", Kind.WHOLE, "32", least=1),
             *(one for one in QUALITY if one.key == "dtype"),
@@ -308,7 +342,7 @@ VERBS = (
         "real.predict",
         "Say how far simulated times are from those that a machine was measured with.",
         (
-            Option("data", "folder with suite/ and recordings/", is_needed=True),
+            Option("data", "folder with suite/ and recordings/", Kind.PLACE, is_needed=True),
             Option("calibrating", "recordings that calibrate, with commas, or none", default="lru"),
             Option(
                 "rates", "a control: what was measured takes so many times as long", default="1"
@@ -375,7 +409,7 @@ VERBS = (
         "Measure how far simulating lossy systems on recorded gates is off.",
         (
             many(Option("systems", "which", default="seven of them", values=("system",))),
-            Option("mode", "how the closed loop runs", default="both"),
+            Option("mode", "how the closed loop runs", Kind.ONE, "both", (*MODES, "both")),
             *QUALITY,
             *(one for one in RUN if one.key not in ("system",)),
             *out("outputs/closed_loop"),

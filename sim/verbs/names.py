@@ -139,12 +139,22 @@ def read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def models_for(sites: int, experts: int, top_k: int) -> str:
-    """The words that choose a model for gates of this shape: one that has it, else a part of one
-    with as many experts of which so many are chosen, else the way to make one.
+SIZES = ("sites", "experts", "top_k", "hidden", "expert_intermediate")
+"""Of a model, what a trace tells, too."""
 
-    >>> models_for(27, 64, 6), models_for(8, 64, 6)
-    ('model=deepseek_moe_16b', 'model=deepseek_moe_16b model.sites=8 (8 of its 27 layers with experts)')
+
+def models_for(sites: int, experts: int, top_k: int, hidden: int, intermediate: int) -> str:
+    """The words that choose a model for gates of this shape: one that has it, else a part of one
+    with as many experts of which so many are chosen, else a stand-in and the way to make one.
+
+    ``hidden`` and ``intermediate`` are those of an expert; a stand-in gets them, too.
+
+    >>> models_for(27, 64, 6, 2048, 1408)
+    'model=deepseek_moe_16b'
+    >>> models_for(8, 64, 6, 2048, 1408)
+    'model=deepseek_moe_16b model.sites=8 (8 of its 27 layers with experts)'
+    >>> models_for(12, 64, 4, 2048, 1408).partition(", or")[0]
+    'model=qwen1_5_moe_a2_7b model.sites=12 model.experts=64 (all but the experts as of qwen1_5_moe_a2_7b)'
     """
     files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
     alike = [
@@ -158,4 +168,27 @@ def models_for(sites: int, experts: int, top_k: int) -> str:
     if larger := [name for name in alike if files[name].get("sites", 0) > sites]:
         own = files[larger[0]]["sites"]
         return f"model={larger[0]} model.sites={sites} ({sites} of its {own} layers with experts)"
-    return "the model that it is of (moelab models from=config.json output=FILE makes its file)"
+    return (
+        f"{_stand_in(files, (sites, experts, top_k, hidden, intermediate))}, or the model that it is"
+        " of (moelab models from=config.json output=FILE makes its file)"
+    )
+
+
+def _stand_in(files: Mapping[str, Mapping[str, Any]], wanted: Sequence[int]) -> str:
+    """The words that give the sizes that are wanted to the model whose own are nearest: the width of
+    an expert counts most, then hidden size, ``top_k``, experts and sites.
+    """
+    whole = {
+        name: [own[key] for key in SIZES]
+        for name, own in files.items()
+        if set(SIZES) <= set(own) and "encoder_sites" not in own
+    }
+    name = min(
+        whole, key=lambda one: [abs(a - b) for a, b in zip(whole[one], wanted, strict=True)][::-1]
+    )
+    words = [
+        f"model.{key}={value}"
+        for key, value, own in zip(SIZES, wanted, whole[name], strict=True)
+        if value != own
+    ]
+    return f"{' '.join([f'model={name}', *words])} (all but the experts as of {name})"

@@ -54,7 +54,13 @@ PARTS = Option(
 RUN = (SYSTEM, MODEL, MACHINE, TRACE, WORKLOAD, SHARE, SLOTS, BUDGET, SEQUENCES)
 """What makes a run."""
 OUTPUTS = Option("outputs", "all files, or summary.json alone", Kind.ONE, "all", ("all", "summary"))
-WEIGHTS = Option("weights", "the model's folder or OWNER/NAME", default="the bundled one")
+WEIGHTS = Option(
+    "weights", "the model's folder or OWNER/NAME", Kind.WEIGHTS, default="the bundled one"
+)
+PROMPT_SETS = ("heldout",)
+"""The bundled texts."""
+BUNDLED_MODELS = ("tiny_mixtral", "tiny_qwen2moe", "tiny_switch")
+"""The bundled models that have weights."""
 DTYPE = Option(
     "dtype", "what it is computed in", Kind.ONE, "float32", ("float32", "bfloat16", "float16")
 )

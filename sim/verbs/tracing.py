@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from sim.verbs.options import DTYPE, TRACE, out
+from sim.verbs.options import DTYPE, PROMPT_SETS, TRACE, out
 from sim.verbs.verb import Kind, Option, Verb
 
 TRACES = "traces"
-MODEL_PLACE = Option("model", "a folder of a transformers model, or OWNER/NAME", is_needed=True)
+MODEL_PLACE = Option(
+    "model", "a folder of a transformers model, or OWNER/NAME", Kind.WEIGHTS, is_needed=True
+)
 FITTED = Option("output_dir", "folder of the fit", default="outputs/predictors")
 FORMATS = (
     "bigmoe",
@@ -36,7 +38,13 @@ VERBS = (
         "Record what the gates of a transformers model see and choose, as a trace.",
         (
             MODEL_PLACE,
-            Option("prompts", "a file of JSON lines, or the bundled set heldout", is_needed=True),
+            Option(
+                "prompts",
+                "a file of JSON lines, or the bundled set heldout",
+                Kind.PLACE,
+                values=PROMPT_SETS,
+                is_needed=True,
+            ),
             Option(
                 "output_dir",
                 "folder of the trace; the same words go on after an interruption",
@@ -145,7 +153,7 @@ VERBS = (
         "capture.synthesize",
         "Make a trace of a model whose weights are not at hand, from published statistics.",
         (
-            Option("like", "a model of conf/model", is_needed=True),
+            Option("like", "a model of conf/model", Kind.NAME, "", ("model",), is_needed=True),
             Option(
                 "tokens", "decoded tokens of each sequence", Kind.WHOLE, least=1, is_needed=True
             ),
@@ -231,7 +239,7 @@ VERBS = (
         "capture.fit",
         "Train the networks of a learned predictor on a trace's fit sequences.",
         (
-            Option("predictor", "which", Kind.NAME, "", ("predictor",)),
+            Option("predictor", "which", Kind.NAME, "", ("predictor",), is_needed=True),
             TRACE,
             Option("width", "units of the hidden layer at the first site", Kind.WHOLE, "64"),
             Option("epochs", "passes over the rows", Kind.WHOLE, "60", least=1),
@@ -248,6 +256,7 @@ VERBS = (
         ),
         "docs/add_policy.md",
         config="config",
+        taken=("predictor",),
     ),
     Verb(
         "capture channels",
@@ -257,7 +266,7 @@ VERBS = (
         (
             MODEL_PLACE,
             TRACE,
-            Option("trace.path", "folder of another trace", Kind.PLACE),
+            Option("trace.path", "folder of another trace"),
             FITTED,
         ),
         (

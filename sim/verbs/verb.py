@@ -17,7 +17,10 @@ class Kind(Enum):
     SOME = "some of, with commas"
     NAME = "a file of conf"
     NAMES = "files of conf, with commas"
-    PLACE = "a path that exists"
+    PLACE = "a path that exists, or one of the values"
+    WEIGHTS = "a model's folder, OWNER/NAME of the hub, or one of the values"
+    NUMBERS = "numbers, with commas"
+    NEW_NAME = "the name of a file that is to be written"
     FOLDER = "a folder for results"
 
 
@@ -27,8 +30,8 @@ class Option:
 
     - ``meaning`` ends with the unit in brackets, where there is one.
     - ``default``: what holds without the word; "" where nothing does.
-    - ``values``: what `Kind.ONE` and `Kind.SOME` allow; the folder of ``conf/`` for `Kind.NAME` and
-      `Kind.NAMES`.
+    - ``values``: what `Kind.ONE` and `Kind.SOME` allow, and what `Kind.PLACE` and `Kind.WEIGHTS`
+      allow besides; the folder of ``conf/`` for `Kind.NAME` and `Kind.NAMES`.
     - ``least``: the smallest number allowed.
     - ``can_be_empty``: whether ``KEY=`` means none of them.
 

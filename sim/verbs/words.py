@@ -7,13 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sim.values.places import is_free
+from sim.values.fields import HEADER_FILE
+from sim.values.places import ROOT, is_free
 from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
 from sim.verbs.synonyms import meanings, spoken
 from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
 """One name, or several with commas; other texts are of Hydra's grammar, which Hydra reads."""
+PATHS = re.compile(r"[\w.\-/~ ]+(,[\w.\-/~ ]+)*")
+"""One path, or several with commas."""
+NEW_NAME = re.compile(r"[a-z0-9_]+")
 OUTSIDE = ("hydra",)
 """Sections that no file of ``conf/`` has to name."""
 SEARCHES = (
@@ -73,10 +77,11 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
     _check_places(verb, places)
     given = {word.partition("=")[0].lstrip("+~"): word.partition("=")[2] for word in overrides}
     searched = any(word.startswith(SEARCHES) for word in (*flags, *overrides))
-    for key, text in own.items():
-        _check_own(verb, key, text)
     for word in overrides:
         _check_override(verb, word, given, searched)
+    for key, text in own.items():
+        _check_own(verb, key, text)
+    _check_trace({**given, **own}.get("trace.path", ""))
     _check_folder(verb, own, overrides)
     if missing := [one.key for one in verb.options if one.is_needed and one.key not in own]:
         raise ValueError(
@@ -86,12 +91,13 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
 
 
 def _check_folder(verb: Verb, own: Mapping[str, str], overrides: Sequence[str]) -> None:
-    """Raise ValueError for a folder of results that has something in it."""
+    """Raise ValueError for a folder of results that is a file, or has something in it."""
     given = {**{word.partition("=")[0]: word.partition("=")[2] for word in overrides}, **own}
-    option = verb.option("output_dir")
+    option, place = verb.option("output_dir"), given.get("output_dir")
+    if place and Path(place).is_file():
+        raise ValueError(f"output_dir={place} is a file; name a folder")
     if option is None or option.kind is not Kind.FOLDER or given.get("overwrite") == "yes":
         return
-    place = given.get("output_dir")
     if place and not is_free(Path(place)):
         also = ", or add overwrite=yes" if verb.option("overwrite") else ""
         new = ", leave the word out for a new one" if option.default else ""
@@ -119,7 +125,9 @@ def _check_places(verb: Verb, places: Sequence[str]) -> None:
         raise ValueError(f"missing {verb.places}: {verb.usage}")
     for place in places if verb.place_group else ():
         system = place.split()[0] if place.split() else ""
-        if not Path(place).exists() and "=" not in system and "/" not in system:
+        if "/" in system and not Path(place).exists():
+            raise ValueError(f"{place}: there is no such file or folder")
+        if not Path(place).exists() and "=" not in system:
             check_names(verb.place_group, system, verb.place_group, False)
     if verb.choices and places and places[0] not in verb.choices:
         raise ValueError(
@@ -150,8 +158,46 @@ def check_value(option: Option, text: str) -> None:
             _check_one(key, text, option.values, name)
     elif kind in (Kind.NAME, Kind.NAMES):
         check_names(key, text, option.values[0], kind is Kind.NAMES)
-    elif kind is Kind.PLACE and not Path(text).exists():
-        raise ValueError(f"{key}={text}: there is no such file or folder")
+    elif kind is Kind.NUMBERS:
+        _check_numbers(key, text)
+    elif kind is Kind.NEW_NAME and not NEW_NAME.fullmatch(text):
+        raise ValueError(
+            f"{key}={text} must be lower-case letters, digits and _: it names the file"
+        )
+    elif kind in (Kind.PLACE, Kind.WEIGHTS) and not _is_there(option, text):
+        hub = ", and no OWNER/NAME of the hub" if kind is Kind.WEIGHTS else ""
+        raise ValueError(
+            f"{key}={text}: there is no such file or folder{hub}{nearest(text, option.values)}"
+        )
+
+
+def _is_there(option: Option, text: str) -> bool:
+    is_of_hub = option.kind is Kind.WEIGHTS and text.count("/") == 1
+    return text in option.values or Path(text).exists() or is_of_hub
+
+
+def _check_numbers(key: str, text: str) -> None:
+    """Raise ValueError unless ``text`` is finite numbers above 0, separated by commas."""
+    try:
+        is_right = all(0 < float(part) < float("inf") for part in text.split(","))
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise ValueError(f"{key}={text} must be numbers above 0, separated by commas")
+
+
+def _check_trace(text: str) -> None:
+    """Raise ValueError for the path of a trace that is not there. As a run does, look from the
+    working directory, then from the project.
+    """
+    for place in text.split(",") if PATHS.fullmatch(text) else ():
+        there = [base / place for base in (Path(), ROOT) if (base / place).is_dir()]
+        if not there or not (there[0] / HEADER_FILE).is_file():
+            what = f"it has no {HEADER_FILE}" if there else "there is no such file or folder"
+            raise ValueError(
+                f"trace.path={place}: {what}; give a trace's folder, or trace=NAME (moelab list"
+                " traces)"
+            )
 
 
 def _check_one(key: str, text: str, allowed: Sequence[str], name: str) -> None:
@@ -224,3 +270,6 @@ def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: b
             raise ValueError(
                 f"{word}: there is no {part} in {bare.rpartition('.' + part)[0]}{near}"
             )
+        option = verb.option(bare)
+        if option is not None and PLAIN.fullmatch(text):
+            check_value(option, text)

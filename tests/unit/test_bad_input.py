@@ -295,6 +295,21 @@ def test_what_cannot_run_is_refused_with_its_values_and_the_way_out(
     assert re.search(message, line), line
 
 
+def test_gates_of_a_shape_that_no_model_has_are_refused_with_words_that_run(
+    configure: Configure, tmp_path: Path
+) -> None:
+    shape = ModelShape("own", "none", 5, 64, 4, 128, 120)
+    write_trace(tmp_path / "own", synthesize(shape, tokens=4, sequences=2, prompt_tokens=2))
+    where = ("system=lru", f"trace.path={tmp_path / 'own'}")
+    with pytest.raises(ValueError, match="5 x 64 top-4") as refusal:
+        build(configure(*where), "x")
+    told = re.search(r"choose (model=[^(]+) \(all but the experts as of ", str(refusal.value))
+    assert told
+    model = build(configure(*where, *told[1].split()), "x").model
+    assert (model.sites, model.experts, model.top_k) == (5, 64, 4)
+    assert (model.hidden, model.expert_intermediate) == (128, 120)
+
+
 def not_run(configure: Configure, trace: Path, *overrides: str) -> str:
     """The message of a refusal, which ``main`` prints after ``error:``; it must be one line."""
     with pytest.raises((ValueError, OSError)) as refusal:

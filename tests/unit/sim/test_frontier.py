@@ -33,6 +33,20 @@ def test_hits_and_loads_are_those_of_runs(cache: str) -> None:
         assert policy.fewest[slots] == result.summary["bounds"]["belady_loads"]
 
 
+def test_both_passes_of_every_policy_show_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.process.progress.LINE_EVERY_S", 0.0)
+    frontier(SMALL, ["lru", "sieve"], 1)
+    told = capsys.readouterr().err.splitlines()
+    for what in (
+        "lru: the fewest loads of any cache",
+        "sieve: the fewest loads of any cache",
+        "sieve: walks",
+    ):
+        assert [line for line in told if line.startswith(f"{what}: 2 of 2 after ")], told
+
+
 def test_no_cache_loads_less_than_the_fewest_and_belady_loads_just_these() -> None:
     # Rows of a prompt come one by one: larger unions might be served in waves, by fewer loads.
     found = frontier((*SMALL, "workload.prefill_chunk=1"), ["belady", "lfu", "lru"], 5)

@@ -15,6 +15,7 @@ import pytest
 
 from sim.results import outputs
 from sim.results.outputs import write_outputs
+from sim.values.places import ROOT
 
 SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1")
 
@@ -60,6 +61,34 @@ class Broken:
 
     def parts(self, name: str, rows: int) -> Iterator[Any]:
         raise self.error
+
+
+STOPPED = """
+import os, runpy, signal, sys
+import sim.setup.execute
+
+def stop(*words, **named):
+    os.kill(os.getpid(), signal.SIGINT)
+
+sim.setup.execute.simulate = stop
+sys.argv[0] = "sim"
+runpy.run_module("sim", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_multirun_that_is_stopped_in_its_first_run_leaves_nothing(tmp_path: Path) -> None:
+    words = ["-m", "system=lru,hobbit", "trace.max_sequences=1", "outputs=summary"]
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt(), SystemExit(143)], ids=str)

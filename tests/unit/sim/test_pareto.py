@@ -331,6 +331,12 @@ def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_
     assert sorted(drawn.notes(axis)) == sorted((p.name, (p.loss, p.speed)) for p in known)
     assert axis.get_xlabel() == "increase of perplexity (0: lossless)"
     assert axis.get_ylabel() == "decode (tokens/s)"
+    left = "; ".join(dict.fromkeys(point.name for point in points if point.loss is None))
+    assert left
+    assert axis.get_title().splitlines()[1] == f"not measured, so not here: {left}"
+    assert {"0", "0.001", "0.01"} <= {
+        axis.xaxis.get_major_formatter()(place) for place in axis.get_xticks()
+    }
     assert axis.get_xscale() == "symlog"
     assert axis.get_xlim()[0] == -2e-5
     assert drawn.is_all_inside(axis)

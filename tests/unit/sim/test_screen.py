@@ -19,6 +19,16 @@ from sim.setup.execute import execute
 SMALL = ("trace.max_sequences=2",)
 
 
+def test_screening_shows_how_many_machines_are_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.process.progress.LINE_EVERY_S", 0.0)
+    screen(read_words((*SMALL, "system=lru", "hardware.links.pcie.peak_gb_per_s=8,31.5")))
+    told = capsys.readouterr().err.splitlines()
+    for what in ("making machines", "machines"):
+        assert [line for line in told if line.startswith(f"{what}: 2 of 2 after ")], told
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -14,6 +14,7 @@ import torch
 from real.lossy.drawing import draw
 from real.lossy.figures import FIGURES, Bench
 from real.lossy.importance import Importance, least_important, profile, search
+from real.lossy.loops import MODES
 from real.lossy.loss import Estimate, TokenLoss
 from real.lossy.mixture import LEFT_OUT, all_at
 from real.lossy.recipes import above_score, by_popularity, by_table
@@ -23,6 +24,13 @@ from real.lossy.variants import Scheme, Variants
 from real.lossy.whole import Whole, changed_dense, row_scores
 from real.quality_figures import main as figures_main
 from real.store.experts import ExpertForm
+from sim.verbs import machines
+
+
+def test_the_figures_and_modes_that_options_name_are_those_that_there_are() -> None:
+    assert (*FIGURES, "all") == machines.FIGURES
+    assert machines.MODES == MODES
+
 
 IDS = torch.tensor([[2, 5], [5, 1], [5, 2], [7, 5]])
 WEIGHTS = torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7], [0.6, 0.4]])

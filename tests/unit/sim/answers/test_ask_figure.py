@@ -17,7 +17,7 @@ from helpers.printed import rows_of, shows
 from sim.answers.ask_figure import MOST, TONES, draw
 from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
 from sim.answers.ask_quality import FILE, Quality, quality_of
-from sim.answers.ask_words import QUALITY, names_of, paragraph, tables_of, told_of
+from sim.answers.ask_words import QUALITY, common, names_of, paragraph, tables_of, told_of
 from sim.ask import _write
 from sim.results.labels import Labels
 from sim.results.paired import Paired
@@ -100,6 +100,24 @@ def test_a_dot_is_a_system_with_its_interval_the_fastest_of_its_kind_first(
     assert is_all_inside(axis)
     assert axis.get_xlim()[1] > 1.5 * 31.7 * 1.27, "room for what is written beside the last dot"
     assert figures[0].get_suptitle() == "m on h, 23.6 GiB", "the table says what is lost"
+
+
+def test_labels_leave_out_what_the_title_says_and_where_gates_were_made() -> None:
+    words = ("model=m", "hardware=h", "trace.path=/x/gates", "workload.context_tokens=7")
+    own = Labels(changed=words)
+    made = replace(own, synthetic="SYNTHETIC gates: s")
+    assert common(row("a", LOSSLESS, 1, 1, labels=own)).changed == words[2:]
+    assert common(row("a", LOSSLESS, 1, 1, labels=made)).changed == words[3:]
+
+
+def test_what_is_written_across_the_target_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = kept(monkeypatch)
+    draw(Path("nowhere"), FOUND)
+    (axis,) = figures[0].axes
+    (line,) = [one for one in axis.lines if one.get_linestyle() == "--"]
+    for text in axis.texts:
+        assert text.get_bbox_patch().get_facecolor() == (1, 1, 1, 1)
+        assert text.get_zorder() > line.get_zorder()
 
 
 def test_systems_a_thousand_times_as_fast_make_the_same_picture(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 
+import pytest
 from rich.console import Console
 
+from sim.process import progress
 from sim.process.progress import Shown
 from sim.values.places import ROOT
 
@@ -50,6 +53,20 @@ def test_work_that_nobody_can_count_says_what_it_does_and_notes_follow() -> None
         "fate: sequence 4, after 24 s, loss 3.1",
         "sites: 1 of 1 after 36 s",
     ]
+
+
+def test_work_that_says_nothing_for_long_is_told_of_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "LOOK_EVERY_S", 0.001)
+    told, before = "", threading.active_count()
+    with progress.saying("calibrating mine") as say:
+        say("copies")
+        while told.count("\n") < 3:
+            told += capsys.readouterr().err
+    assert set(told.splitlines()) == {"calibrating mine: copies, after 0 s"}
+    assert threading.active_count() == before
 
 
 def test_every_command_shows_its_progress_in_this_one_way() -> None:

@@ -56,6 +56,37 @@ def test_at_one_budget_a_bar_is_a_run_the_fastest_on_top(monkeypatch: pytest.Mon
     assert axis.get_title() == "m on h; trace t (eval), 4 sequences; sequential"
 
 
+def test_a_long_title_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = kept(monkeypatch)
+    word = "hardware.links.pcie.peak_gb_per_s="
+    runs = [run(f"a_long_name_{at}", 2.1, at / 4) for at in (1, 2)]
+    keys = (word, "hardware.compute.memory_gb_per_s=", "workload.context_tokens=")
+    runs = [
+        Done(one.summary, tuple(f"{key}{at}" for key in keys), one.decode_ns)
+        for at in (8, 16)
+        for one in runs
+    ]
+    draw(overview(runs), Path("nowhere/figure"))
+    (figure,) = figures
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        assert word in axis.get_title()
+        ends = axis.title.get_window_extent()
+        assert 0 <= ends.x0 < ends.x1 <= figure.bbox.width
+
+
+def test_labels_take_no_room_from_the_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = kept(monkeypatch)
+    many = {name: f"{name} of a run" for name in ("transplanted", "part", "machine")}
+    heights = []
+    for labels in ({}, many):
+        runs = [run("a", 2.1, share, labels=labels) for share in (0.25, 0.5)]
+        draw(overview(runs), Path("nowhere"))
+        figures[-1].draw_without_rendering()
+        heights.append(figures[-1].axes[0].get_window_extent().height)
+    assert heights[1] > 0.95 * heights[0]
+
+
 def test_over_several_budgets_a_curve_is_a_system(monkeypatch: pytest.MonkeyPatch) -> None:
     slower = [run(name, speed, 0.125) for name, speed in (("a", 1.7), ("b", 1.1))]
     (axis,) = drawn([*RUNS, *slower], monkeypatch)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 
 from sim.setup.build import build
 from sim.setup.configure import configure
@@ -42,9 +42,20 @@ def test_a_run_from_python_has_the_summary_of_the_command_line(tmp_path: Path) -
     }
 
 
-def test_a_mechanism_that_does_not_exist_is_refused_by_hydra() -> None:
-    with pytest.raises(HydraException, match="nonesuch"):
-        configure("system=nonesuch")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("system=nonesuch", "In 'config': Could not find 'system/nonesuch'"),
+        ("cache=", "In 'config': Could not find 'cache/'"),
+        ("cache.x=1", "Could not override 'cache.x'. To append to your config use +cache.x=1"),
+        ("cache.shares=[0.5", "no viable alternative at input '[0.5'"),
+        ("lru", "Error parsing override 'lru' missing EQUAL at '<EOF>'"),
+        ("experiment=[nonesuch]", "In 'config': Could not load 'experiment/nonesuch'."),
+    ],
+)
+def test_what_hydra_refuses_is_told_in_one_line(words: str, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        configure(words)
 
 
 def test_composing_inside_a_hydra_application_leaves_its_state_alone() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from helpers.wrong_words import WRONG
-from sim.values.places import CONF, ROOT
+from sim.values.places import ASSETS, CONF, ROOT
 from sim.verbs.begin import answered
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.names import lost, names, section, sections
+from sim.verbs.options import BUNDLED_MODELS, PROMPT_SETS
 from sim.verbs.table import VERBS, by_words, verb_of
 from sim.verbs.verb import Kind, Option, Verb
 from sim.verbs.words import check_value, read
@@ -30,7 +31,7 @@ def test_the_examples_of_a_verb_are_three_and_every_word_of_them_is_known(
         length = 2 if " ".join(words[:2]) in by_words() else 1
         called = verb_of(" ".join(words[:length]))
         # Files of a user's own, and what an earlier example makes.
-        own = {"qwen.route.csv", "routes.parquet", "routes.csv", "tokens.csv"}
+        own = {"qwen.route.csv", "routes.parquet", "routes.csv", "tokens.csv", "DIR"}
         rest = [
             f"{k}=." if v in own else w for w in words[length:] for k, _, v in [w.partition("=")]
         ]
@@ -130,6 +131,16 @@ def test_the_folder_of_results_must_be_free_unless_it_may_be_overwritten(tmp_pat
     read(verb_of("run"), [word, "overwrite=yes"])
 
 
+@pytest.mark.parametrize("line", ["run", "study name=budgets", "leaderboard", "fit", "sweep"])
+def test_a_folder_of_results_that_is_a_file_is_refused_by_every_verb(
+    line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "page.md").write_text("x")
+    name, *words = line.split()
+    with pytest.raises(ValueError, match=r"page\.md is a file; name a folder"):
+        read(verb_of(name), [*words, f"output_dir={tmp_path / 'page.md'}"])
+
+
 def test_a_name_that_is_near_to_none_is_answered_with_the_list_that_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +200,29 @@ def test_python_m_prints_the_same_help_and_refuses_before_it_imports(tmp_path: P
         assert f"usage: moelab {name}" in helps[0].stdout
         assert helps[2].returncode == 2
         assert len(helps[2].stderr.splitlines()) == 1
+
+
+def test_a_setting_of_a_capture_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('imported')\n", encoding="utf-8")
+    words = ["model=a/b", "prompts=heldout", "output_dir=out", "prompt_tokens=few"]
+    done = subprocess.run(
+        [sys.executable, "-m", "capture", *words],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("capture: prompt_tokens is 'few', must be")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bundled_models_and_texts_that_options_name_are_those_that_there_are() -> None:
+    assert set(BUNDLED_MODELS) == {path.parent.name for path in ASSETS.glob("*/config.json")}
+    assert set(PROMPT_SETS) == {path.stem for path in (ASSETS / "prompts").glob("*.jsonl")}
 
 
 def test_groups_of_conf_that_a_verb_names_are_there() -> None:
