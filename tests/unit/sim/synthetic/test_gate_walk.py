@@ -94,6 +94,15 @@ def test_logits_have_the_spread_and_popularity_is_an_advantage_in_its_units():
     assert logits.mean((0, 2)).std() == pytest.approx(0.5 * 2.0, rel=0.15)
 
 
+def test_one_channel_of_every_input_is_the_same_constant():
+    """Popularity is a weight of that channel."""
+    for walk in (PLAIN, replace(PLAIN, constant=0.7)):
+        inputs, _ = gate_inputs(walk, make_routers(walk, LAYERS, EXPERTS, 0), 5, 0, 0)
+        expected = math.sqrt(walk.constant * 2 * walk.channels)
+        assert np.allclose(inputs[..., 0], expected, rtol=1e-6)
+        assert inputs[..., 1:].std(axis=(0, 1)).min() > 0
+
+
 def test_lookahead_is_the_later_router_on_this_input():
     routers = make_routers(PLAIN, LAYERS, EXPERTS, 0)
     inputs, _ = gate_inputs(PLAIN, routers, 7, 0, 0)
