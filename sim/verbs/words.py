@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sim.process.drivers import has_cuda
 from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT, is_free
 from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
@@ -31,6 +32,8 @@ SEARCHES = (
 )
 """Words after which names may lie in folders that only Hydra knows."""
 YES = ("yes", "no")
+DEVICES = ("cpu", "cuda", "host", "null", "mps", "xpu")
+"""Those of `moelab real`, and those that torch computes on."""
 LISTED = {
     "system": "systems",
     "hardware": "machines",
@@ -149,6 +152,8 @@ def _check_own(verb: Verb, key: str, text: str) -> None:
 def check_value(option: Option, text: str) -> None:
     """Raise ValueError unless ``text`` is a value that the option may have."""
     key, kind = option.key, option.kind
+    if key == "device" and not (kind is Kind.ONE and text not in option.values):
+        _check_device(text)
     if kind in (Kind.WHOLE, Kind.NUMBER):
         _check_number(option, text)
     elif kind is Kind.YES:
@@ -168,6 +173,17 @@ def check_value(option: Option, text: str) -> None:
         hub = ", and no OWNER/NAME of the hub" if kind is Kind.WEIGHTS else ""
         raise ValueError(
             f"{key}={text}: there is no such file or folder{hub}{nearest(text, option.values)}"
+        )
+
+
+def _check_device(text: str) -> None:
+    """Raise ValueError for what is no device, and for a GPU where there is no driver of any."""
+    kind = text.partition(":")[0]
+    if kind not in DEVICES:
+        raise ValueError(f"device={text} is none of {', '.join(DEVICES)}")
+    if kind == "cuda" and not has_cuda():
+        raise ValueError(
+            "device=cuda: there is no CUDA device here (no driver is installed); choose another one"
         )
 
 

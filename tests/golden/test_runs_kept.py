@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -135,4 +136,4 @@ def test_a_verb_takes_the_options_that_it_took(verb: Verb, kept: Callable[..., N
 
 def test_what_is_fitted_is_what_it_was(bundled_trace: Trace, kept: Callable[..., None]) -> None:
     found = profile_of(bundled_trace)
-    kept("fit: profile", {name: digest(value) for name, value in sorted(vars(found).items())})
+    kept("fit: profile", {one.name: digest(getattr(found, one.name)) for one in fields(found)})

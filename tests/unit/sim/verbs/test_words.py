@@ -11,6 +11,7 @@ import pytest
 
 from helpers.wrong_words import WRONG
 from sim.values.places import ASSETS, CONF, ROOT
+from sim.verbs import words as words_module
 from sim.verbs.begin import answered
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.names import lost, names, section, sections
@@ -25,6 +26,7 @@ def test_the_examples_of_a_verb_are_three_and_every_word_of_them_is_known(
     verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(words_module, "has_cuda", lambda: True)
     assert len(verb.examples) == 3
     for example in verb.examples:
         words = shlex.split(example)
@@ -39,7 +41,10 @@ def test_the_examples_of_a_verb_are_three_and_every_word_of_them_is_known(
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-def test_the_options_of_a_verb_have_a_meaning_and_defaults_that_are_allowed(verb: Verb) -> None:
+def test_the_options_of_a_verb_have_a_meaning_and_defaults_that_are_allowed(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words_module, "has_cuda", lambda: True)
     keys = [option.key for option in verb.options]
     assert len(keys) == len(set(keys))
     assert verb.about.endswith(".")
@@ -173,6 +178,21 @@ def test_a_number_is_checked_by_its_least() -> None:
     for text in ("1", "2.5", "nan", "x", "-1"):
         with pytest.raises(ValueError, match=f"n={text} must be a whole number from 2 on"):
             check_value(option, text)
+
+
+@pytest.mark.parametrize("name", ["real", "real bench_engine", "real calibrate", "capture"])
+def test_a_gpu_is_refused_where_there_is_no_driver_before_anything_is_loaded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = by_words()[name].option("device")
+    assert option is not None
+    monkeypatch.setattr(words_module, "has_cuda", lambda: False)
+    with pytest.raises(ValueError, match="device=cuda: there is no CUDA device here"):
+        check_value(option, "cuda")
+    with pytest.raises(ValueError, match=r"device=gpu"):
+        check_value(option, "gpu")
+    monkeypatch.setattr(words_module, "has_cuda", lambda: True)
+    check_value(option, "cuda")
 
 
 def test_python_m_prints_the_same_help_and_refuses_before_it_imports(tmp_path: Path) -> None:
