@@ -61,7 +61,12 @@ SEES = Labels(knows_future="knows the future (y)")
 
 
 def _ask(place: Path, patch: pytest.MonkeyPatch) -> None:
-    found = replace(test_ask_figure.FOUND, refused=(("odd", "no [room]"),))
+    # Brackets are text, not styles.
+    rows = [
+        replace(one, labels=replace(one.labels, part="half of [its] layers"))
+        for one in test_ask_figure.FOUND.rows
+    ]
+    found = replace(test_ask_figure.FOUND, rows=tuple(rows), refused=(("odd", "no [room]"),))
     patch.setattr(ask, "_ask", lambda words, where: found)
     words = ["model=tiny_mixtral", "machine=rtx4090_pcie4", f"output_dir={place / 'out'}"]
     assert ask.main(words) == 0

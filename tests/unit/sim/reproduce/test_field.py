@@ -85,3 +85,10 @@ def test_what_is_no_published_run_is_refused(line: str, told: str, tmp_path: Pat
 def test_a_folder_without_gates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["field=nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_run_may_be_slower_than_a_token_a_second(tmp_path: Path) -> None:
+    place = tmp_path / "field.csv"
+    place.write_text(HEAD + "a,https://b,c,0.25,,,system=lru\n")
+    (one,) = published(place)
+    assert one.tokens_per_s == 0.25
