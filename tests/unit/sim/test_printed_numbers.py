@@ -505,3 +505,4 @@ def test_a_calibrated_link_tells_its_rate_its_overhead_and_its_errors(
 @dataclass(frozen=True)
 class _Output:
     output: Path
+    trace: Path | None = None

@@ -44,7 +44,7 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("queue", "lifo", "append, replace"),
         ("in_flight", 3, "1, 2"),
         ("in_flight", 0, "1, 2"),
-        ("wait", "later", "wait_all, as_ready, in_order"),
+        ("wait", "later", "wait_all, as_ready, in_order, by_projection"),
         ("destination", "disk", "pool, staging"),
         ("demand_evicts", "all", "masked_last, unmasked"),
         ("retention", "forever", "strict, after_batch"),

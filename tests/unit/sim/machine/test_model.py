@@ -157,7 +157,7 @@ def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str,
     [
         (27, 64, 6, "choose model=deepseek_moe_16b;"),
         (8, 64, 6, "choose model=deepseek_moe_16b model.sites=8 (8 of its 27 layers"),
-        (8, 61, 6, "choose the model that it is of (moelab models from=config.json"),
+        (8, 61, 6, "choose model=tiny_qwen2moe model.sites=8 model.experts=61 model.top_k=6"),
     ],
 )
 def test_a_trace_of_another_shape_is_refused_with_a_model_that_it_can_run_on(
