@@ -35,7 +35,8 @@ def test_a_wrong_word_is_refused_with_what_is_allowed(
     assert told in capsys.readouterr().err
 
 
-def test_pieces_come_in_the_order_asked_for() -> None:
+def test_pieces_come_in_the_order_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.verbs.words.has_cuda", lambda: True)
     asked = parse(["device=host", "pieces=replay,probe", "again=probe", "minutes=2.5"])
     assert [piece.name for piece in asked.pieces] == ["replay", "probe"]
     assert (asked.size, asked.again, asked.minutes) == ("small", ("probe",), 2.5)
