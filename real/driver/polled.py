@@ -87,10 +87,9 @@ class PolledDevice:
     runs out of patience.
     """
 
-    lock: AbstractContextManager[object] = RLock()
-    """Nobody else takes it. To enter it costs less than to enter ``nullcontext``."""
-
     def __init__(self, patience_s: float, *, is_padded: bool) -> None:
+        # Nobody else takes it. To enter it costs less than to enter ``nullcontext``.
+        self.lock: AbstractContextManager[object] = RLock()
         self._patience_ns = round(patience_s * 1e9)
         self.is_padded = is_padded
         self._opened_ns = time.perf_counter_ns()

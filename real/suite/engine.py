@@ -18,6 +18,7 @@ from real.cuda.runtime import runtime_of
 from real.setup.execute import replay_driver
 from real.setup.prepare import prepare_replay
 from real.suite.context import Cells, Context
+from real.suite.runs import STORES
 from real.suite.targets import Row
 from real.validation.cases import request_of
 from sim.traces.synthesis import PRESETS, synthesize
@@ -50,8 +51,8 @@ def engine(context: Context) -> None:
     for model, whole in MODELS.items():
         sizes = TINY if context.size == "tiny" else whole
         for share in SHARES:
-            folder = str(context.folder / "stores")
-            work = partial(compare, context.device, model, sizes, share, folder)
+            # Not among the results, which are packed and kept.
+            work = partial(compare, context.device, model, sizes, share, str(STORES))
             cells.run(f"{model} at {share:.0%}", work, LEAST_S)
             gc.collect()
     cells.check_whole()

@@ -125,6 +125,15 @@ class Engine(Stream):
             ("arrivals",): self._arrivals,
         }
 
+    def _whole_columns(self) -> Mapping[str, list[int]]:
+        if self._packing is not None:
+            return self._packing.whole()
+        return {
+            name: rows[nth :: len(names)]
+            for names, rows in self._long_columns().items()
+            for nth, name in enumerate(names)
+        }
+
     def _pack(self) -> None:
         if self._packing is not None:
             self._packing.pack()
@@ -278,14 +287,7 @@ class Engine(Stream):
         ) = (services[i::SERVICE] for i in range(SERVICE))
         del services[:]  # a long run has no room for both
         record.makespan_ns = now
-        columns: Mapping[str, list[int]] = {
-            name: rows[nth :: len(names)]
-            for names, rows in self._long_columns().items()
-            for nth, name in enumerate(names)
-        }
-        if self._packing is not None:
-            columns = self._packing.whole()
-        for name, column in columns.items():
+        for name, column in self._whole_columns().items():
             setattr(record if name in COLUMNS else notes, name, column)
         for link in self._links:
             link.note_cut(now, record.service_left_ns)

@@ -152,8 +152,6 @@ def _check_own(verb: Verb, key: str, text: str) -> None:
 def check_value(option: Option, text: str) -> None:
     """Raise ValueError unless ``text`` is a value that the option may have."""
     key, kind = option.key, option.kind
-    if key == "device" and not (kind is Kind.ONE and text not in option.values):
-        _check_device(text)
     if kind in (Kind.WHOLE, Kind.NUMBER):
         _check_number(option, text)
     elif kind is Kind.YES:
@@ -174,6 +172,8 @@ def check_value(option: Option, text: str) -> None:
         raise ValueError(
             f"{key}={text}: there is no such file or folder{hub}{nearest(text, option.values)}"
         )
+    if key == "device":
+        _check_device(text)
 
 
 def _check_device(text: str) -> None:
