@@ -74,7 +74,11 @@ def test_all_neurons_in_their_order_are_the_expert_bit_for_bit() -> None:
     parts = by_neuron(form, tensors)
     again = of_neurons(form, parts[PAIRS], parts[UP])
     assert all(torch.equal(again[name], tensors[name]) for name in tensors)
-    assert torch.equal(form.forward(again, rows), form.forward(tensors, rows))
+    expected = form.forward(tensors, rows)
+    in_memory_order = {name: values.contiguous() for name, values in again.items()}
+    assert torch.equal(form.forward(in_memory_order, rows), expected)
+    # The neurons' own rows are a transposed view of down_proj: some CPUs add its terms in another order.
+    assert torch.allclose(form.forward(again, rows), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_experts_without_a_gate_cannot_be_stored_so() -> None:

@@ -59,6 +59,10 @@ def check(folder: Path) -> None:
     assert "A rehearsal on the host: no figure here is a GPU's" in page
     assert "| kernels against fp64 | all, within 1e-5 |" in page
     assert "| lru 0.5 |" in page
+    assert (
+        "| a token of the engine, mixtral_8x7b at 25%, beside a bare loop | <= 1.3 times |" in page
+    )
+    assert not list(folder.rglob("*.experts")), "results are packed and kept; stores are large"
 
 
 def check_models(folder: Path) -> None:
@@ -80,11 +84,13 @@ def check_models(folder: Path) -> None:
 def test_pieces_run_with_the_host_as_their_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "STORES", tmp_path / "stores")
+    for module in (runs, engine):
+        monkeypatch.setattr(module, "STORES", tmp_path / "stores")
     folder = tmp_path / "results"
     folder.mkdir()
     context = Context("host", "tiny", folder, Deadline(600))
-    pieces = [piece_of(name) for name in ("probe", "verify", "kernels", "copies", "replay")]
+    names = ("probe", "verify", "kernels", "copies", "engine", "replay")
+    pieces = [piece_of(name) for name in names]
     for piece in pieces:
         piece.load()(context)
     state = {
