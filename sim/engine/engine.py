@@ -14,7 +14,7 @@ from sim.engine.lanes import make_link
 from sim.engine.links import SERVICE, Link
 from sim.engine.stream import Stream
 from sim.machine.durations import Durations
-from sim.values.packing import Packing, packed_column
+from sim.values.packing import COUNT32, Packing, packed_column
 from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
@@ -110,7 +110,7 @@ class Engine(Stream):
 
     def keep_packed(self) -> None:
         """Keep long columns as arrays (`sim.values.packing`), the controller's, too."""
-        self._packing = Packing(self._long_columns(), {})
+        self._packing = Packing(self._long_columns(), {"first_rows": COUNT32})
         self.services, self.record.service_end_ns = packed_column(), packed_column()
         for link in self._links:
             link.note_services()

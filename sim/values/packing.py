@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Mapping
 from typing import cast
 
-INT8, INT32, INT64 = "b", "i", "q"
+INT8, INT32, COUNT32, INT64 = "b", "i", "I", "q"
+"""The widths of a column's entries. COUNT32 goes from 0 to 4.3 billion."""
 
 
 def packed_column() -> list[int]:
