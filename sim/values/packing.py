@@ -18,6 +18,12 @@ def packed_column() -> list[int]:
     return cast(list[int], array(INT64))
 
 
+def narrow(column: list[int], width: str) -> list[int]:
+    """A column as it is, or as an array of this width where it is an array already."""
+    is_array = isinstance(cast(object, column), array)
+    return cast(list[int], array(width, column)) if is_array else column
+
+
 class Packing:
     """Keeps what some lists have gathered, by name of a column.
 

@@ -268,7 +268,9 @@ class Choices:
     @cached_property
     def is_whole(self) -> list[bool]:
         """By row, whether no choice was dropped."""
-        return [bool(least >= 0) for least in self.experts_in_order[:, :, -1].min(axis=1, initial=0)]
+        return [
+            bool(least >= 0) for least in self.experts_in_order[:, :, -1].min(axis=1, initial=0)
+        ]
 
     @cached_property
     def is_whole_forecast(self) -> list[bool]:

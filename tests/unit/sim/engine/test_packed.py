@@ -42,6 +42,10 @@ def test_a_packed_run_has_the_rows_of_one_that_is_not(
         if isinstance(mine, list):
             mine, other = mine[:], list(other)
         assert mine == other, field.name
+    wide = [
+        item for item in fields(Record) if getattr(getattr(arrays, item.name), "itemsize", 0) == 8
+    ]
+    assert not {item.name for item in wide} & {"service_number", "service_link", "service_urgent"}
     assert plain.controller.prefetch_counts == run.controller.prefetch_counts
     tables = [
         Frames(r.controller, r.workload, r.durations, made, r.hardware.link_names).tables()
