@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from sim.traces.trace import DECODE, Trace
 Rows = slice | NDArray[np.int64]
 """Selects rows of a `Choices`: consecutive ones by a slice, others by their indices."""
 ROWS_AT_ONCE = 4096
+Number = TypeVar("Number", bound=np.number[Any])
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,18 @@ class Choices:
 
     @cached_property
     def experts_in_order(self) -> IntArray:
-        found = np.empty(self._order.shape, self.trace.ids.dtype)
-        for part, ids, _ in self._parts():
-            found[part] = np.take_along_axis(ids, self._order[part].astype(np.intp), -1)
-        return found
+        return self._in_order(self.trace.ids, -1)
 
     @cached_property
     def weights_in_order(self) -> FloatArray:
-        found = np.empty(self._order.shape, self.trace.weights.dtype)
-        for part, _, weights in self._parts():
-            found[part] = np.take_along_axis(weights, self._order[part].astype(np.intp), -1)
+        return self._in_order(self.trace.weights, 0)
+
+    def _in_order(self, values: NDArray[Number], dropped: int) -> NDArray[Number]:
+        found = np.full(self._order.shape, dropped, values.dtype)
+        for part, rows in self._parts():
+            order = self._order[part].astype(np.intp)
+            kept = np.take_along_axis(self.trace.ids[rows], order, -1) >= 0
+            np.copyto(found[part], np.take_along_axis(values[rows], order, -1), where=kept)
         return found
 
     @cached_property
@@ -133,16 +137,17 @@ class Choices:
         places take less.
         """
         found = np.empty((len(self.row), self.sites, self.top_k), np.min_scalar_type(self.top_k))
-        for part, ids, weights in self._parts():
+        for part, rows in self._parts():
+            ids = self.trace.ids[rows]
+            weights = np.where(ids < 0, np.float32(0), self.trace.weights[rows])
             found[part] = need_order(ids, weights, self.trace.header.stands_in_order)
         return found
 
-    def _parts(self) -> Iterator[tuple[slice, IntArray, FloatArray]]:
-        """Ids and weights of some rows at a time, so that what is made on the way stays small."""
+    def _parts(self) -> Iterator[tuple[slice, IntArray]]:
+        """Some rows at a time, and their indices in the trace: what is made on the way is small."""
         for first in range(0, len(self.row), ROWS_AT_ONCE):
             part = slice(first, first + ROWS_AT_ONCE)
-            ids, weights = self.trace.ids[self.row[part]], self.trace.weights[self.row[part]]
-            yield part, ids, np.where(ids < 0, np.float32(0), weights)
+            yield part, self.row[part]
 
     @cached_property
     def scores(self) -> FloatArray:
