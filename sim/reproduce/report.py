@@ -19,9 +19,13 @@ from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import VERDICTS, Verdict, counts
 from sim.results.labels import Labels, told, write_on
-from sim.results.looks import looks, save
+from sim.results.looks import COLOURS, MARKERS, NEUTRAL, looks, save
 
-COLOURS = {"holds": "#2a7f3f", "reachable": "#d08a1d", "misses": "#b3372f"}
+LOOKS = {
+    verdict: (COLOURS[nth], MARKERS[nth])
+    for verdict, nth in (("holds", 0), ("reachable", 4), ("misses", 1))
+}
+"""The colour and the marker of each verdict; others are grey dots."""
 
 
 def number(value: Any) -> str:
@@ -175,7 +179,7 @@ def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
 
 
 def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
-    """Draw simulated over published values by claim: a dot for the default, a bar for the grid.
+    """Draw simulated over published values by claim: a mark for the default, a bar for the grid.
 
     At 1 a value is the published one.
     """
@@ -191,7 +195,7 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
         for place, v in enumerate(reversed(rows)):
             target = published(v.claim)
             middle = sum(target) / len(target) if target else 1.0
-            colour = COLOURS.get(v.verdict, "#777777")
+            colour, marker = LOOKS.get(v.verdict, (NEUTRAL, "o"))
             if v.ends and v.ends[0] > 0:
                 axes.plot(
                     [end / middle for end in v.ends],
@@ -201,7 +205,7 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
                     linewidth=4,
                 )
             if v.value is not None and v.value.point > 0:
-                axes.plot([v.value.point / middle], [place], "o", color=colour, markersize=4)
+                axes.plot([v.value.point / middle], [place], marker, color=colour, markersize=4)
             elif v.value is not None:
                 axes.text(
                     0.01,
@@ -219,11 +223,11 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="simulated / published", yticks=range(len(rows)))
         axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
-        for name, colour in COLOURS.items():
-            axes.plot([], [], "o", color=colour, label=name)
+        for name, (colour, marker) in LOOKS.items():
+            axes.plot([], [], marker, color=colour, label=name)
         axes.legend(frameon=False, fontsize=7, loc="best")
         axes.set_title(
-            f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters",
+            f"{paper.title}: mark at the documented default, bar over the grid of unstated parameters",
             fontsize=8,
         )
         write_on(figure, [("", labels) for v in rows for _, labels in v.labels], size=5)

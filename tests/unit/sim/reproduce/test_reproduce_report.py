@@ -137,7 +137,7 @@ def test_the_printed_table_has_the_scored_claims_and_the_written_ones_have_all(
         assert row["labels"] == (["lossy (x)"] if of.labels else [])
 
 
-def test_a_dot_is_the_default_over_the_published_value_and_a_bar_the_grid(
+def test_a_mark_is_the_default_over_the_published_value_and_a_bar_the_grid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     figures = kept(monkeypatch)
@@ -152,29 +152,30 @@ def test_a_dot_is_the_default_over_the_published_value_and_a_bar_the_grid(
     assert labels
     assert all(re.fullmatch(r"[\d.]+", label) for label in labels), "1, 2 and 5, not 10^0"
     middle = {"A": 2.31, "B": 0.34, "C": 0.0045, "D": 1.4}
-    dots, bars = {}, {}
+    marks, bars = {}, {}
     for line in axis.lines:
         x, y = list(line.get_xdata()), list(line.get_ydata())
-        if line.get_marker() == "o" and x:
-            dots[y[0]] = (x[0], line.get_color())
+        if line.get_marker() != "None" and x:
+            marks[y[0]] = (x[0], (line.get_color(), line.get_marker()))
         elif x and y != [0, 1]:
             assert y[0] == y[1]
             bars[y[0]] = x
     for v in drawn[:4]:
         name = v.claim.id
         assert v.value is not None
-        assert dots[places[name]] == (
+        assert marks[places[name]] == (
             pytest.approx(v.value.point / middle[name]),
-            report.COLOURS[v.verdict],
+            report.LOOKS[v.verdict],
         )
         assert bars[places[name]] == pytest.approx([end / middle[name] for end in v.ends or ()])
-    assert set(dots) == set(bars) == {places[name] for name in middle}
+    assert set(marks) == set(bars) == {places[name] for name in middle}
     assert notes(axis) == [("the other sign", (0.01, places["E"]))]
+    assert len({marker for _, marker in report.LOOKS.values()}) == len(report.LOOKS)
     assert upright(axis) == [1]
-    assert list(curves(axis)) == list(report.COLOURS) == legend(axis)
+    assert list(curves(axis)) == list(report.LOOKS) == legend(axis)
     assert (axis.get_xlabel(), axis.get_xscale()) == ("simulated / published", "log")
     assert figures[0].get_suptitle() == "lossy (x)"
-    assert axis.get_title().startswith("Title: dot at the documented default")
+    assert axis.get_title().startswith("Title: mark at the documented default")
 
 
 def test_a_claim_that_never_ran_and_a_long_reason_are_short() -> None:
