@@ -21,6 +21,12 @@ def run_of(flags: str, *words: str) -> Run:
     return prepared(words_of(read_flags(flags), [*SMALL, *words]))
 
 
+def layers_on_devices(run: Run) -> tuple[int, ...]:
+    """By layer, the device that has it."""
+    geometry = run.controller.geometry
+    return tuple(geometry.on_device(geometry.key(0, site, 0)) for site in range(geometry.sites))
+
+
 def whole_layers(run: Run) -> list[int]:
     """The layers whose experts are all on the device at the start, and stay there."""
     held = set(run.controller.slots.initial)
@@ -93,7 +99,7 @@ def test_layers_are_split_between_gpus_as_the_flags_say(
     flags: str, on_first: int, layers: range
 ) -> None:
     run = run_of(flags)
-    assert run.controller.geometry.device_of == (0,) * on_first + (1,) * (16 - on_first)
+    assert layers_on_devices(run) == (0,) * on_first + (1,) * (16 - on_first)
     assert whole_layers(run) == list(layers)
     assert run.hardware.devices is not None
     assert run.hardware.devices.state_bits == 32
@@ -104,7 +110,7 @@ def test_other_gpus_are_told_by_words_and_split_by_flags() -> None:
     run = run_of("-ts 1,16", "devices=layers_2", "hardware.devices.peer.gb_per_s=50")
     assert run.hardware.devices is not None
     assert run.hardware.devices.peer.gb_per_s == 50
-    assert run.controller.geometry.device_of == (0,) + (1,) * 15
+    assert layers_on_devices(run) == (0,) + (1,) * 15
 
 
 # Contracts: C154
