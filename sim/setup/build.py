@@ -16,18 +16,18 @@ from omegaconf import DictConfig
 from sim.core.controller import Controller
 from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.devices import device_of, route_of
+from sim.machine.devices import device_of, each_alone, route_of
 from sim.machine.devices_costs import Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
-from sim.machine.ledger import Ledger, check_memory, make_ledger, overflow_bytes
+from sim.machine.ledger import Ledger, check_ledger, make_ledger, overflow_bytes
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.machine.roofline import Roofline
 from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
-from sim.setup.on_devices import check_devices_parts, durations_on, ledger_on
+from sim.setup.on_devices import check_devices_parts, durations_on, ledger_on, ledgers_on
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
 from sim.traces.trace import Trace, read_header, read_trace
@@ -362,6 +362,32 @@ def check_run_memory(
     """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
     memory.
     """
+    ledger = _ledger_alone(model, hardware, limits, controller, draft_layers)
+    if hardware.devices is None:
+        check_ledger(ledger, hardware, limits)
+        return ledger
+    return ledger_on(hardware, model, limits, ledger, controller.slots.bytes_by_device())
+
+
+def left_bytes(run: Run) -> tuple[int, ...]:
+    """By device, the memory that a run leaves."""
+    drafts, limits = run.workload.speculation.layers_in_use, run.workload.limits
+    ledger = _ledger_alone(run.model, run.hardware, limits, run.controller, drafts)
+    if run.hardware.devices is None:
+        return (run.hardware.memory_bytes - ledger.total_bytes,)
+    by_device = run.controller.slots.bytes_by_device()
+    parts = ledgers_on(run.hardware, run.model, limits, ledger, by_device)
+    machines = each_alone(run.hardware)
+    return tuple(
+        machine.memory_bytes - part.total_bytes
+        for part, machine in zip(parts, machines, strict=True)
+    )
+
+
+def _ledger_alone(
+    model: Model, hardware: Hardware, limits: Limits, controller: Controller, draft_layers: int
+) -> Ledger:
+    """What one device would hold that has everything."""
     loader, slots = controller.loader, controller.slots
     capacity = slots.capacity_bytes
     largest = max(controller.geometry.slot_sizes)
@@ -381,10 +407,7 @@ def check_run_memory(
         "draft_bytes": draft_layers
         * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
     }
-    if hardware.devices is None:
-        return check_memory(model, hardware, limits, **sizes)
-    ledger = make_ledger(model, hardware, limits, **sizes)
-    return ledger_on(hardware, model, limits, ledger, slots.bytes_by_device())
+    return make_ledger(model, hardware, limits, **sizes)
 
 
 def trace_directory(path: str) -> Path:

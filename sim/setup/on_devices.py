@@ -64,10 +64,7 @@ def ledger_on(
     """
     devices = hardware.devices
     assert devices is not None
-    if devices.is_dealt:
-        parts = _dealt_ledgers(hardware, devices, model, limits, ledger, by_device)
-    else:
-        parts = [_part_of(ledger, devices)] * devices.count
+    parts = ledgers_on(hardware, model, limits, ledger, by_device)
     for device, (part, machine) in enumerate(zip(parts, each_alone(hardware), strict=True)):
         try:
             check_ledger(part, machine, limits)
@@ -75,6 +72,17 @@ def ledger_on(
             which = f"device {device}" if devices.is_dealt else "each device"
             raise ValueError(f"{which} of {devices.count}: {error}") from None
     return Ledger(**{one.name: sum(getattr(p, one.name) for p in parts) for one in fields(Ledger)})
+
+
+def ledgers_on(
+    hardware: Hardware, model: Model, limits: Limits, ledger: Ledger, by_device: Mapping[int, int]
+) -> list[Ledger]:
+    """By device what it holds, as in `ledger_on`."""
+    devices = hardware.devices
+    assert devices is not None
+    if devices.is_dealt:
+        return _dealt_ledgers(hardware, devices, model, limits, ledger, by_device)
+    return [_part_of(ledger, devices)] * devices.count
 
 
 def holds_all(hardware: Hardware, model: Model, limits: Limits, geometry: Geometry) -> bool:

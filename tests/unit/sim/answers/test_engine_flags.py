@@ -123,6 +123,23 @@ def test_context_sequences_and_bits_of_keys_and_values() -> None:
     assert run_of("").workload.prefill_chunk == 512
 
 
+# Contracts: C145 C154
+def test_a_cache_is_split_among_gpus_as_their_layers_on_the_cpu() -> None:
+    """Layers 0 to 11 are the first GPU's, 12 to 15 the second one's; 9 to 11 and 14, 15 stay."""
+    run = run_of(r"-ts 12,5 -ot 'blk\.([0-8]|12|13)\.ffn=CPU' --moe-cache-mib 5")
+    assert whole_layers(run) == [9, 10, 11, 14, 15]
+    geometry, slots = run.controller.geometry, run.controller.slots
+    capacity = {
+        slots.pool_of[geometry.key(0, site, 0)]: slots.capacity_bytes[
+            slots.pool_of[geometry.key(0, site, 0)]
+        ]
+        for site in (0, 8, 12, 13)
+    }
+    assert [*capacity.values()] == [(5 << 20) * 9 // 11, (5 << 20) * 2 // 11]
+    result = execute(run)
+    assert result.summary["hit_ratio"] > 5 / 16
+
+
 # Contracts: C154
 def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
     for flags in (
@@ -144,7 +161,6 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         ("-mg 1", "-mg is not modelled: the first GPU has what is of no layer"),
         ("-ts 3,0", "-ts 3,0 must have a number above 0 for each GPU"),
         ("-ts 1,1 -sm row", "-sm row is not modelled: GPUs that split every matrix"),
-        ("-ts 1,1 -cmoe --moe-cache-mib 1", "would span GPUs"),
         (r"-ts 10,7 -ot 'blk\.12\.=CUDA0'", "layer 12 on CUDA0, but the layer is on device 1"),
         ("--moe-expert-cache 48", "the engine's own is --moe-cache-mib"),
         ("-c", "-c needs a value"),
