@@ -191,6 +191,21 @@ def test_owners_load_and_compute_beside_each_other() -> None:
     assert two["compute_busy_s"] < one["compute_busy_s"]
 
 
+# Contracts: C159
+def test_chunks_of_a_prompt_follow_each_other_through_all_devices() -> None:
+    """Everything is resident: two devices take what one takes, and a message each chunk more."""
+    words = ["system=lru", "trace.max_sequences=1", "budget.resident_share=1"]
+    words += ["hardware.memory_gib=80", "workload=continuous_4_chunked", "workload.prefill_chunk=8"]
+    one, two = (prepared([*words, *more]) for more in ((), (LAYERS,)))
+    assert sum(not step.decode for step in two.workload.steps) > 2
+    devices = two.hardware.devices
+    assert devices is not None
+    messages = sum(devices.crossing_ns(two.model, step.rows) for step in two.workload.steps)
+    assert messages > 0
+    times = [execute(run).frames.makespan_ns for run in (one, two)]
+    assert times[1] - times[0] == messages
+
+
 # Contracts: C162
 @pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES, OWNERS])
 def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: Path) -> None:
