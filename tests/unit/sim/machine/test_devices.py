@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from sim.machine.devices import Device, Devices, Peer, device_of, each_alone, route_of
+from sim.machine.devices import SPLITS, Device, Devices, Peer, device_of, each_alone, route_of
 from sim.machine.hardware import Compute, Hardware
 from sim.machine.link import Link
 from sim.machine.model import Model
 from sim.machine.parts import SharedMemory
+from sim.verbs import asking
+from sim.verbs.names import names
 
 COMPUTE = Compute(100.0, 1.0, 1000.0, 1.0, 4.0, 1, 1, 1)
 LINK = Link(10.0, 1.0, 5.0, name="pcie")
@@ -49,6 +51,12 @@ def machine(**given: Any) -> Hardware:
 def test_a_section_that_cannot_be_is_refused_with_its_key(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"hardware.devices.*{told}"):
         devices(**given)
+
+
+# Contracts: C156
+def test_every_split_is_a_word_of_ask_and_has_a_file() -> None:
+    assert asking.SPLITS == SPLITS
+    assert sorted(names("devices")) == sorted(f"{split}_2" for split in SPLITS)
 
 
 # Contracts: C163
