@@ -13,8 +13,8 @@ from itertools import permutations, zip_longest
 from sim.answers.engine_flags import MIB, Flags, on_host, words_of
 from sim.results.labels import Labels, labels_in
 from sim.results.run import Run
-from sim.setup.build import left_bytes
 from sim.setup.execute import execute
+from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared
 from sim.values.types import Outcome
 

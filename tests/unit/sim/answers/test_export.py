@@ -19,11 +19,11 @@ from sim.answers.ask_gates import choose
 from sim.answers.engine_flags import Flags, on_host, read_flags, words_of
 from sim.answers.export import Search, Tried, even, exported
 from sim.results.labels import Labels
-from sim.setup.build import left_bytes
 from sim.setup.configure import configure
 from sim.setup.execute import execute
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
+from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared, trial
 from sim.synthetic.synthesis import Request
 from sim.traces.synthesis import synthesize
