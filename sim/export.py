@@ -1,9 +1,9 @@
 """``python -m sim.export model=NAME machine=NAME``: the flags with which llama.cpp serves a model
 fastest on a machine, as far as the simulator knows.
 
-Layers of experts on the CPU (``--n-cpu-moe``) and a GPU cache of experts (``--moe-cache-mib``) are
-searched for one context; with ``gpus=N`` how layers are split (``-ts``). What is printed after
-``run with`` repeats the fastest run.
+Layers of experts on the CPU (``--n-cpu-moe``, ``-ot``) and a GPU cache of experts
+(``--moe-cache-mib``) are searched for one context; with ``gpus=N`` how layers are split (``-ts``),
+too. What is printed after ``run with`` repeats the fastest run.
 """
 
 from __future__ import annotations

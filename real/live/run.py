@@ -24,8 +24,9 @@ from real.setup.prepare import Advance, Prepared, Request, prepare_live, setting
 from real.store.weightless import Weightless
 from sim.policies.payloads import ActiveShare
 from sim.results.run import Run
-from sim.setup.build import check_run_memory, trace_directory
+from sim.setup.build import trace_directory
 from sim.setup.choices import WorkloadChoice
+from sim.setup.run_memory import check_run_memory
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.workload.steps import Workload

@@ -314,7 +314,7 @@ class ReplayEngine(Engine):
             self._release(self._releases.popleft()[1], alarm.at_ns)
             self._end_site_if_done(alarm.at_ns)
         elif self._releases:
-            self._set_release(alarm.at_ns)
+            self._set_release()
 
 
 class Measured(Link):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ def read_flags(text: str) -> Flags:
             raise ValueError(f"flags: {name} needs a value")
         if meaning == "overrides":
             if first := found.pop("n_cpu_moe", 0):
-                patterns.append(_first_layers(int(first)))
+                patterns.append(on_host(range(int(first))))
             patterns += map(_pattern, value.split(","))
         elif meaning in ("keys", "values"):
             if value not in KV_BITS:
@@ -200,8 +200,9 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _first_layers(count: int) -> str:
-    return rf"blk\.({'|'.join(map(str, range(count)))}){EXPERTS}=CPU"
+def on_host(layers: Iterable[int]) -> str:
+    """The pattern of ``-ot`` that leaves the experts of these layers on the CPU."""
+    return rf"blk\.({'|'.join(map(str, sorted(layers)))}){EXPERTS}=CPU"
 
 
 def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
@@ -228,11 +229,6 @@ def _gpus(flags: Flags, given: Sequence[str]) -> Iterator[str]:
     """The machine's GPUs as ``-ts`` splits layers between them (contract C157)."""
     if not flags.split:
         return
-    if flags.cache_mib:
-        raise ValueError(
-            "flags: --moe-cache-mib with -ts is not modelled: its pools of one tensor layout would"
-            " span GPUs; leave one out"
-        )
     if not any(group_of(word) == "devices" for word in given):
         yield "devices=layers_2"
         yield f"hardware.devices.count={len(flags.split)}"

@@ -4,14 +4,19 @@ C155).
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, zip_longest
 
-from sim.answers.engine_flags import MIB, Flags, words_of
+from sim.answers.engine_flags import MIB, Flags, on_host, words_of
 from sim.results.labels import Labels, labels_in
+from sim.results.run import Run
+from sim.setup.execute import execute
+from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared
+from sim.values.types import Outcome
 
 FIRST = 16
 """Into how many parts a search first divides its range. Hits in a cache of what other layers leave
@@ -21,11 +26,12 @@ rise and fall by chance, so few points would miss the top.
 
 @dataclass(frozen=True)
 class Tried:
-    """One line of flags that was simulated. ``interval`` is of 95 %, None where too few sequences
-    stand behind one.
+    """One line of flags that was simulated, with ``on_cpu`` layers of experts on the CPU.
+    ``interval`` is of 95 %, None where too few sequences stand behind one.
     """
 
     flags: Flags
+    on_cpu: int
     tokens_per_s: float
     interval: tuple[float, float] | None
     hit_ratio: float | None
@@ -37,7 +43,8 @@ class Search:
     """Lines of flags: ``base`` with any number of layers of experts on the CPU, without a cache of
     their experts on the GPU, or with all memory that is left as one.
 
-    ``given`` are the run's other words. ``simulate`` begins a trial of overrides.
+    ``given`` are the run's other words. ``simulate`` begins a trial of overrides. ``split`` is that
+    of the next lines between GPUs, and ``order`` that in which layers go to the CPU; () by number.
     """
 
     def __init__(
@@ -47,36 +54,83 @@ class Search:
         simulate: Callable[[Sequence[str]], Future[Trial]],
     ) -> None:
         self._base, self._given, self._simulate = base, list(given), simulate
-        all_on_cpu = replace(base, patterns=("exps=CPU",))
-        geometry = prepared(words_of(all_on_cpu, given)).controller.geometry
+        geometry = self._all_on_cpu().controller.geometry
         self.layers = geometry.layer_of(geometry.sites - 1) + 1
-        self.split = base.split
-        self._room: dict[tuple[tuple[float, ...], int], int | None] = {}
+        self.split, self.order = base.split, tuple[int, ...]()
+        self._room: dict[Flags, int | None] = {}
+        self._on_cpu: dict[Flags, int] = {}
         self.tried: dict[Flags, Tried] = {}
         self.refused: dict[Flags, str] = {}
 
     def line(self, on_cpu: int, *, cached: bool) -> Flags:
-        """The first ``on_cpu`` layers' experts on the CPU, and maybe a cache of them."""
+        """The experts of the first ``on_cpu`` layers of the order on the CPU, and maybe a cache of
+        them.
+        """
         room = (self.room_mib(on_cpu) or 0) if cached and on_cpu else 0
-        return replace(self._base, split=self.split, n_cpu_moe=on_cpu, cache_mib=room)
+        found = replace(self._without_cache(on_cpu), cache_mib=room)
+        self._on_cpu[found] = on_cpu
+        return found
+
+    def _without_cache(self, on_cpu: int) -> Flags:
+        line = replace(self._base, split=self.split)
+        if not self.order or not on_cpu:
+            return replace(line, n_cpu_moe=on_cpu)
+        return replace(line, patterns=(on_host(self.order[:on_cpu]),))
 
     def room_mib(self, on_cpu: int) -> int | None:
-        """The whole MiB that the other layers' experts leave; None where they do not fit."""
-        asked = (self.split, on_cpu)
-        if asked not in self._room:
-            line = replace(self._base, split=self.split, n_cpu_moe=on_cpu)
+        """The whole MiB that the other layers' experts leave for a cache; None where they do not
+        fit.
+        """
+        line = self._without_cache(on_cpu)
+        if line not in self._room:
             try:
-                run = prepared(words_of(line, self._given))
+                self._room[line] = _room_mib(prepared(words_of(line, self._given)))
             except ValueError:
-                self._room[asked] = None
-            else:
-                self._room[asked] = (run.hardware.memory_bytes - run.ledger.total_bytes) // MIB
-        return self._room[asked]
+                self._room[line] = None
+        return self._room[line]
+
+    # ---- orders in which layers go to the CPU
+
+    def by_turns(self) -> tuple[int, ...]:
+        """The first layer of each GPU, then the second of each, and so on."""
+        geometry = self._all_on_cpu(split=self.split).controller.geometry
+        mine: dict[int, list[int]] = defaultdict(list)
+        for site in range(geometry.sites):
+            mine[geometry.on_device(geometry.key(0, site, 0))].append(geometry.layer_of(site))
+        turns = zip_longest(*mine.values())
+        return tuple(layer for turn in turns for layer in turn if layer is not None)
+
+    def by_misses(self) -> tuple[int, ...]:
+        """From the layer of the fewest misses to that of the most, where all layers share a cache
+        of all the memory; () where that cannot run.
+        """
+        try:
+            run = prepared(words_of(self.line(self.layers, cached=True), self._given))
+            execute(run)
+        except ValueError:
+            return ()
+        geometry, misses = run.controller.geometry, Counter[int]()
+        columns = run.controller.lookup_keys, run.controller.lookup_outcomes
+        for key, outcome in zip(*columns, strict=True):
+            misses[geometry.site_of(key)] += outcome == Outcome.MISS
+        sites = sorted(range(geometry.sites), key=lambda site: (misses[site], site))
+        return tuple(map(geometry.layer_of, sites))
+
+    def _all_on_cpu(self, split: tuple[float, ...] = ()) -> Run:
+        line = replace(self._base, patterns=("exps=CPU",), split=split or self._base.split)
+        return prepared(words_of(line, self._given))
+
+    # ---- trying
+
+    @property
+    def most(self) -> int:
+        """All layers; of an order only those with experts."""
+        return len(self.order) or self.layers
 
     @property
     def fewest(self) -> int:
         """The fewest layers on the CPU with which the others fit."""
-        low, high = -1, self.layers
+        low, high = -1, self.most
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.room_mib(middle) is not None else (middle, high)
@@ -88,13 +142,13 @@ class Search:
         asked = [(line, self._simulate(words_of(line, self._given))) for line in new]
         for line, future in asked:
             try:
-                self.tried[line] = _tried(line, future.result())
+                self.tried[line] = _tried(line, self._on_cpu[line], future.result())
             except ValueError as error:
                 self.refused[line] = " ".join(str(error).split())
 
     def climb(self, *, cached: bool) -> None:
         """Try points of the range, then closer and closer ones around the fastest."""
-        low, high = self.fewest, self.layers
+        low, high = self.fewest, self.most
         step = max(1, (high - low) // FIRST)
         points = {*range(low, high + 1, step), high}
         self.simulate(self.line(point, cached=cached) for point in sorted(points))
@@ -173,23 +227,57 @@ def exported(
     Raise ValueError where not even a GPU without experts holds the rest, or nothing can run.
     """
     search = Search(base, given, simulate)
+    splits = [search.split]
     if gpus > 1:
         search.split = even(search.layers, gpus)
+        splits = [search.split]
         search.climb_split()
-        search.climb(cached=False)
-    else:
-        for cached in (False, True):
-            search.climb(cached=cached)
+        splits.append(search.split)
+    for split in dict.fromkeys(splits):
+        search.split = split
+        _climb_all(search, has_turns=gpus > 1)
     if not search.tried:
         raise ValueError(f"no line of flags can run: {next(iter(search.refused.values()))}")
     return search
 
 
-def _tried(flags: Flags, trial: Trial) -> Tried:
+def _climb_all(search: Search, has_turns: bool) -> None:
+    """Climb with and without a cache, in each order that can matter there."""
+    search.order = ()
+    for cached in (False, True):
+        search.climb(cached=cached)
+    orders = [(search.by_misses(), True), (search.by_turns() if has_turns else (), False)]
+    for order, cached in orders:
+        search.order = order
+        if order:
+            search.climb(cached=cached)
+    search.order = ()
+
+
+def _room_mib(run: Run) -> int:
+    """The most whole MiB of a cache with which no GPU of a run without one is too full, and no
+    more than hold all.
+
+    The pools of the GPUs share them as their layers on the CPU take bytes (contract C145).
+    """
+    geometry, held = run.controller.geometry, set(run.controller.slots.initial)
+    needs = Counter[int]()
+    for site in range(geometry.sites):
+        key = geometry.key(0, site, 0)
+        if key not in held:
+            stored = geometry.experts - geometry.null_experts
+            needs[geometry.on_device(key)] += stored * geometry.slot_bytes[key]
+    left, all_bytes = left_bytes(run), needs.total()
+    rooms = (left[at] * all_bytes // part // MIB for at, part in needs.items())
+    return min(*rooms, -(-all_bytes // MIB)) if needs else 0
+
+
+def _tried(flags: Flags, on_cpu: int, trial: Trial) -> Tried:
     summary = trial.summary
     low_high = summary["ci95"]["decode_tokens_per_s"]
     return Tried(
         flags,
+        on_cpu,
         float(summary["decode_tokens_per_s"]),
         None if low_high is None else (low_high[0], low_high[1]),
         summary["hit_ratio"],

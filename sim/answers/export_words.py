@@ -35,7 +35,7 @@ def table_of(found: Search) -> Table:
     )
     for one in best[:SHOWN]:
         table.add_row(
-            f"{one.flags.n_cpu_moe} of {found.layers}",
+            f"{one.on_cpu} of {found.layers}{' (-ot)' if one.flags.patterns else ''}",
             ",".join(f"{share:g}" for share in one.flags.split) or "-",
             f"{one.flags.cache_mib}" if one.flags.cache_mib else "-",
             f"{one.tokens_per_s:.3g}{between(one.interval)}",
@@ -56,7 +56,7 @@ def sentence(found: Search, model: str, machine: str, gates: str) -> str:
     for what, is_it in (
         ("whole layers alone", lambda one: not one.flags.cache_mib),
         ("a cache of experts", lambda one: one.flags.cache_mib > 0),
-        ("all experts on the CPU", lambda one: one.flags.n_cpu_moe >= found.layers),
+        ("all experts on the CPU", lambda one: one.on_cpu >= found.layers),
     ):
         if (other := next(filter(is_it, best), None)) and other is not first:
             parts.append(f"{what} at best {other.tokens_per_s:.3g}")

@@ -121,7 +121,7 @@ class RunFiles:
     def last_links(self) -> int:
         """How many links end at a device."""
         devices = self.config["hardware"].get("devices")
-        has_own = devices and devices["split"] == "layers" and devices["links"] == "own"
+        has_own = devices and devices["split"] in ("layers", "owners") and devices["links"] == "own"
         return int(devices["count"]) if has_own else 1
 
     @property

@@ -169,6 +169,7 @@ def _impossible(run: RunFiles) -> dict[str, str]:
     """The stall parts that must be 0 in this run, and why."""
     config, kinds = run.config, set(run.transfers["class"])
     host: Mapping[str, float] = config["hardware"].get("host") or {}
+    devices: Mapping[str, object] = config["hardware"].get("devices") or {}
     later = config["hardware"].get("prediction_us") or config["hardware"].get("forecasting")
     conditions = {
         "demand": (not kinds, "nothing was transferred"),
@@ -176,7 +177,10 @@ def _impossible(run: RunFiles) -> dict[str, str]:
         "behind_prefetch": ("prefetch" not in kinds, "no prefetch was started"),
         "storage": (len(run.links) == 1, "there is one link"),
         "dense": (not config["loader"].get("dense_slots"), "no dense block is streamed"),
-        "cpu_join": ("cpu" not in set(run.lookups["outcome"]), "the CPU computed nothing"),
+        "cpu_join": (
+            "cpu" not in set(run.lookups["outcome"]) and devices.get("split") != "owners",
+            "neither the CPU nor another device computed beside home",
+        ),
         "predictor": (not later and not run.is_real, "predictions take no time"),
         "host": (
             not run.is_real and not any(_numbers(host)) and not _decides_slowly(run),

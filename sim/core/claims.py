@@ -105,11 +105,12 @@ class Claims:
             return
         first: dict[int, int] = {}
         for key, pool in enumerate(self.slots.pool_of):
-            device = geometry.device_of[geometry.site_of(key)]
+            device = geometry.on_device(key)
             if first.setdefault(pool, device) != device:
+                has_owners = len(set(geometry.device_of[: geometry.units])) > 1
                 raise ValueError(
                     f"pool {pool} has experts of devices {first[pool]} and {device}, but a slot is"
-                    " on one device: set cache.scope to global or site"
+                    f" on one device: set cache.scope to global{'' if has_owners else ' or site'}"
                 )
         if not self.payload.whole:
             raise ValueError(

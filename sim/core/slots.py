@@ -97,7 +97,7 @@ class Slots:
         for key, pool in enumerate(self.pool_of):
             if device_of and pool not in seen:
                 seen.add(pool)
-                found[device_of[self.geometry.site_of(key)]] += self.capacity_bytes[pool]
+                found[self.geometry.on_device(key)] += self.capacity_bytes[pool]
         return found
 
     @property

@@ -207,7 +207,7 @@ class Transfers(Claims):
     def _begin_link(self, key: int) -> int:
         """The link on which a key's transfer begins. It looks the key up in RAM, which pins it."""
         if self.route.link_of:
-            return self.route.link_of[self.geometry.site_of(key)]
+            return self.route.link_of[key % self.geometry.plane]
         if self.ram is not None and self.ram.look_up(key):
             return self._ram_link - 1
         return self._outermost

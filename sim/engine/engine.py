@@ -12,7 +12,7 @@ from sim.core.transfer import Transfer
 from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.engine.lanes import make_link
 from sim.engine.links import SERVICE, Link
-from sim.engine.stream import Stream
+from sim.engine.stream import Line, Stream
 from sim.machine.durations import Durations
 from sim.values.packing import COUNT32, INT8, INT32, INT64, Packing, narrow, packed_column
 from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
@@ -399,19 +399,12 @@ class Engine(Stream):
             if not self.awaited:
                 self._pass_on(free, now)
             return
-        if now > self._free_ns or self._groups:
-            for group in self._groups:
-                group.awaited.discard(key)
-            if self._groups and self._groups[0].awaited:
-                return
-            self._wake(now, number)
-        if not self._is_as_ready:
-            self._compute_groups()
-        else:
-            self._compute(key, row)
-        if self._releases:
-            self._set_release(now)
-        self._end_site_if_done(now)
+        if self._line_of(key).take_in(key, row, number, now):
+            self._end_site_if_done(now)
+
+    def _line_of(self, key: int) -> Line:
+        """The device that computes a key."""
+        return self
 
     def _take_block(self, key: int, number: int, now: int) -> None:
         """A dense block has arrived, for which the stream may wait."""

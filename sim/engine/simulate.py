@@ -44,7 +44,8 @@ from sim.core.controller import Controller
 from sim.engine.clock import Clock, StuckError
 from sim.engine.contended import ContendedEngine
 from sim.engine.engine import Engine
-from sim.machine.durations import ContendedDurations, Durations
+from sim.engine.owners import OwnedEngine
+from sim.machine.durations import ContendedDurations, Durations, OwnedDurations
 from sim.values.record import Record
 from sim.workload.steps import Workload
 
@@ -86,9 +87,10 @@ def make_engine(
     durations: Durations,
     progress: Progress | None = None,
 ) -> Engine:
-    """The engine for these durations: do parties slow each other down?"""
-    contends = isinstance(durations, ContendedDurations) and durations.contention is not None
-    kind = ContendedEngine if contends else Engine
+    """The engine for these durations: do parties slow each other down, do devices own experts?"""
+    kind = OwnedEngine if isinstance(durations, OwnedDurations) else Engine
+    if isinstance(durations, ContendedDurations) and durations.contention is not None:
+        kind = ContendedEngine
     return kind(clock, controller, workload, durations, progress)
 
 

@@ -10,7 +10,7 @@ is written down, with its cause, when the stream goes on. Gates, steps and seque
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
@@ -50,29 +50,114 @@ class OneProjection(Group):
         self.projection = projection
 
 
-class Stream:
-    """The compute stream and the CPU of one run. An engine derives from it, and says what follows:
-    ``settle`` and ``_end_site``.
+class Line:
+    """What one device computes: needs that are given to it, one after another.
 
-    ``row`` means the number of a lookup, counted over the run.
+    ``_free_ns``: when it is through with all it was given. ``row`` means the number of a lookup,
+    counted over the run.
     """
 
     # Attributes that every gate uses have slots. On CPython 3.11 an object with thirty or more
     # attributes outside its slots, over all classes of the engine, makes every method call slower.
     __slots__ = (
+        "_free_ns",
+        "_groups",
+        "_is_as_ready",
+        "_is_wait_all",
+        "_release_alarm",
+        "_release_is_set",
+        "_release_order",
+        "_releases",
+    )
+
+    def __init__(self, env: Clock, wait: str, device: int = 0) -> None:
+        """``wait``: the loader's; ``device``: its number."""
+        self._is_as_ready, self._is_wait_all = wait == "as_ready", wait == "wait_all"
+        self._free_ns = 0
+        self._groups: deque[Group] = (
+            deque()
+        )  # wait_all and in_order: groups in the order in which they are computed
+        self._releases: deque[tuple[int, int]] = (
+            deque()
+        )  # in waves: (end of a need's computation, key)
+        self._release_alarm, self._release_is_set = Alarm(env, self._on_need_done), False
+        self._release_order = NEED_DONE + device
+
+    def _give(self, keys: Sequence[int], rows: Sequence[int], waits: Container[int]) -> None:
+        """Needs to compute. ``waits`` has the keys that are not there yet."""
+        if self._is_as_ready:
+            for key, row in zip(keys, rows, strict=True):
+                if key not in waits:
+                    self._compute(key, row)
+        elif self._is_wait_all:
+            self._groups.append(Group(keys, rows, {key for key in keys if key in waits}))
+        else:
+            self._groups += [
+                Group((key,), (row,), {key} if key in waits else set())
+                for key, row in zip(keys, rows, strict=True)
+            ]
+
+    def take_in(self, key: int, row: int, number: int, now: int) -> bool:
+        """Transfer ``number`` has brought a key that a need waits for: whether that lets the device
+        go on.
+        """
+        if now > self._free_ns or self._groups:
+            for group in self._groups:
+                group.awaited.discard(key)
+            if self._groups and self._groups[0].awaited:
+                return False
+            self._wake(now, number)
+        if not self._is_as_ready:
+            self._compute_groups()
+        else:
+            self._compute(key, row)
+        if self._releases:
+            self._set_release()
+        return True
+
+    def _compute_groups(self) -> None:
+        """Compute the groups that are complete. They go in order, so that a complete one may have
+        to wait for the one before it.
+        """
+        while self._groups and not self._groups[0].awaited:
+            self._compute_group(self._groups.popleft())
+
+    def _compute_group(self, group: Group) -> None:
+        for key, row in zip(group.keys, group.rows, strict=True):
+            self._compute(key, row)
+
+    def _compute(self, key: int, row: int) -> None:
+        """Compute a need after those before it."""
+        raise NotImplementedError
+
+    def _wake(self, now: int, cause: int) -> None:
+        """Something has arrived for which the device may have stood idle."""
+        raise NotImplementedError
+
+    def _set_release(self) -> None:
+        if not self._release_is_set:
+            self._release_is_set = True
+            self._release_alarm.set(self._releases[0][0], self._release_order)
+
+    def _on_need_done(self, alarm: Alarm) -> None:
+        """The computation of a need of a wave has ended."""
+        raise NotImplementedError
+
+
+class Stream(Line):
+    """The compute stream and the CPU of one run. An engine derives from it, and says what follows:
+    ``settle`` and ``_end_site``.
+    """
+
+    __slots__ = (
         "__dict__",
         "_arrivals",
         "_batch_ns",
-        "_free_ns",
         "_gate",
         "_gates",
-        "_groups",
         "_idles",
-        "_is_as_ready",
-        "_is_wait_all",
         "_later_lookups",
         "_one_token_ns",
-        "_releases",
         "_row",
         "_units",
         "_waking_ns",
@@ -85,14 +170,13 @@ class Stream:
     def __init__(
         self, env: Clock, controller: Controller, workload: Workload, durations: Durations
     ) -> None:
+        super().__init__(env, controller.loader.wait)
         self.env, self.controller, self.durations = env, controller, durations
         record = NotedRecord()
         self.record: Record = record
         self._notes = record.notes
         self.other_calls = self._notes.other_ns
         self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
-        self._is_as_ready = controller.loader.wait == "as_ready"
-        self._is_wait_all = controller.loader.wait == "wait_all"
         self._is_by_projection = controller.loader.wait == "by_projection"
         self.come: dict[int, set[int]] = {}
         self._batch_ns = 0  # wait_all, the short way: how long the needs of the gate take together
@@ -108,18 +192,10 @@ class Stream:
         ]
         self._gate = workload.gate()
         self.awaited: dict[int, int] = {}  # key -> row of its lookup
-        self._groups: deque[Group] = (
-            deque()
-        )  # wait_all and in_order: groups in the order in which they are computed
-        self._releases: deque[tuple[int, int]] = (
-            deque()
-        )  # in waves: (end of a need's computation, key)
-        self._release_alarm, self._release_is_set = Alarm(env, self._on_need_done), False
         self._cpu: deque[tuple[int, int, int]] = deque()  # of its needs: (end, key, row)
         self._cpu_alarm = Alarm(env, self._on_cpu_done)
         self._cpu_free_ns = 0
         self._cpu_submissions = 0
-        self._free_ns = 0  # when the stream is through with all it was given
         self._row = 0  # lookups so far
         # Flat lists of rows: one row a gate, or an idle interval.
         self._gates: list[int] = []  # time, first row
@@ -189,35 +265,20 @@ class Stream:
             else:
                 left_out.append(key)
             row += 1
-        if self._is_as_ready:
-            for key, of in zip(keys, rows, strict=True):
-                if key not in waits:
-                    self._compute(key, of)
-        elif self._is_wait_all:
-            self._groups.append(Group(keys, rows, set(waits)))
-        elif self._is_by_projection:
+        if self._is_by_projection:
             self._groups += self._in_projections(sorted(zip(keys, rows, strict=True)), waits)
         else:
-            self._groups += [
-                Group((key,), (of,), {key} & waits.keys())
-                for key, of in zip(keys, rows, strict=True)
-            ]
+            self._give(keys, rows, waits)
         self._compute_groups()
         if self._releases:
-            self._set_release(now)
+            self._set_release()
         return left_out
 
-    def _compute_groups(self) -> None:
-        """Compute the groups that are complete. They go in order, so that a complete one may have
-        to wait for the one before it.
-        """
-        while self._groups and not self._groups[0].awaited:
-            group = self._groups.popleft()
-            if group.projection >= 0:
-                self._compute_projection(group.keys[0], group.rows[0], group.projection)
-                continue
-            for key, row in zip(group.keys, group.rows, strict=True):
-                self._compute(key, row)
+    def _compute_group(self, group: Group) -> None:
+        if group.projection >= 0:
+            self._compute_projection(group.keys[0], group.rows[0], group.projection)
+        else:
+            super()._compute_group(group)
 
     # ---- projection by projection
 
@@ -263,7 +324,7 @@ class Stream:
         self._wake(now, number)
         self._compute_groups()
         if self._releases:
-            self._set_release(now)
+            self._set_release()
 
     def _compute(self, key: int, row: int) -> None:
         tokens, index = self._tokens(row), key // self._units
@@ -283,11 +344,6 @@ class Stream:
 
     # ---- waves
 
-    def _set_release(self, now: int) -> None:
-        if not self._release_is_set:
-            self._release_is_set = True
-            self._release_alarm.set(self._releases[0][0], NEED_DONE)
-
     def _on_need_done(self, alarm: Alarm) -> None:
         now = alarm.at_ns
         self._release_is_set = False
@@ -296,7 +352,7 @@ class Stream:
             self._release(self._releases.popleft()[1], now)
             self._end_site_if_done(now)
         elif self._releases:
-            self._set_release(now)
+            self._set_release()
 
     def _release(self, key: int, now: int) -> None:
         """A need has been computed while others wait for admission: admit the next ones."""
@@ -343,5 +399,9 @@ class Stream:
         else:
             self.settle(now)
             if not (self.awaited or self._cpu):
-                self._wake(now, CPU_RESULT)
+                self._join_cpu(now)
         self._end_site_if_done(now)
+
+    def _join_cpu(self, now: int) -> None:
+        """The last result has come of what the CPU computes at a site."""
+        self._wake(now, CPU_RESULT)

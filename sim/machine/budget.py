@@ -77,7 +77,7 @@ def make_geometry(
     - ``held_bits``: slots hold experts at no fewer bits a weight than this (`held_bits`).
     - ``recorded``: by precision, the bytes of an expert by site. They replace the nominal sizes
       where there are no ``stored_bytes``.
-    - ``device_of``: by site, the device that has it, where there are several.
+    - ``device_of``: by key of a precision, the device that has it, where there are several.
     """
     nominal = tuple(stored_bytes) or tuple(
         model.expert_bytes(precision) for precision in precisions

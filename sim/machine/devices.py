@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Compute, Hardware
     from sim.machine.link import Link
 
-LAYERS, SLICES, COPIES = "layers", "slices", "copies"
-SPLITS = (LAYERS, SLICES, COPIES)
+LAYERS, SLICES, COPIES, OWNERS = "layers", "slices", "copies", "owners"
+SPLITS = (LAYERS, SLICES, COPIES, OWNERS)
 OWN, SHARED = "own", "shared"
 MOST = 16
 
@@ -58,11 +58,11 @@ class Devices:
     """The devices of a machine and what each of them has of the model (contract C156).
 
     - ``count``: how many there are. The last ones may be ``others``, by name.
-    - ``split``: ``layers``, ``slices`` or ``copies``.
+    - ``split``: ``layers``, ``slices``, ``copies`` or ``owners``.
     - ``peer``: how they send to each other. An activation has ``state_bits`` bits.
     - ``links``: whether each device has a link of its own, or all are behind one.
-    - ``shares``: with ``layers``, a number for each device (contract C157); () where all have the
-      same.
+    - ``shares``: with ``layers`` and ``owners``, a number for each device (contracts C157, C169);
+      () where all have the same.
     """
 
     count: int
@@ -100,15 +100,20 @@ class Devices:
                 f"{place}.others has {len(self.others or ())} devices of {place}.count={self.count};"
                 " the first device is the machine's own"
             )
-        if self.split != LAYERS and (self.shares or self.others):
+        if not self.is_dealt and (self.shares or self.others):
             raise ValueError(
                 f"{place}.split={self.split} takes equal devices: set shares=[] and others={{}}, or"
-                " split=layers"
+                " split=layers or owners"
             )
 
     @property
     def has_layers(self) -> bool:
         return self.split == LAYERS
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether each expert is on one device only: that of its layer, or its owner."""
+        return self.split in (LAYERS, OWNERS)
 
     @property
     def copies(self) -> int:
@@ -122,8 +127,8 @@ class Devices:
         """
         if not self.has_layers:
             return ()
-        last = accumulate(map(model.layers_at, range(model.sites)))
-        found = tuple(self._at(layers - 1, model) for layers in last)
+        last = list(accumulate(map(model.layers_at, range(model.sites))))
+        found = tuple(self._at(layers - 1, last[-1] + 1) for layers in last)
         if lacking := set(range(self.count)) - set(found):
             raise ValueError(
                 f"hardware.devices.shares={list(self.shares) or [1] * self.count} leaves device"
@@ -134,17 +139,33 @@ class Devices:
 
     def head(self, model: Model) -> int:
         """The device that has the head."""
-        return self._at(sum(map(model.layers_at, range(model.sites))), model)
+        layers = sum(map(model.layers_at, range(model.sites)))
+        return self._at(layers, layers + 1)
 
-    def _at(self, place: int, model: Model) -> int:
-        places = sum(map(model.layers_at, range(model.sites))) + 1
+    def owner_of(self, model: Model) -> tuple[int, ...]:
+        """By unit of a site, the device that owns it (contract C169).
+
+        Raise ValueError where a device would own no expert.
+        """
+        stored = model.stored_experts
+        found = tuple(self._at(expert, stored) for expert in range(stored))
+        if lacking := set(range(self.count)) - set(found):
+            raise ValueError(
+                f"hardware.devices.shares={list(self.shares) or [1] * self.count} leaves device"
+                f" {min(lacking)} of {self.count} without an expert of {model.name} ({stored} a"
+                " layer); give it a larger share, or set hardware.devices.count"
+            )
+        return (*found, *[0] * (model.experts + 1 - stored))
+
+    def _at(self, place: int, places: int) -> int:
+        """The device that has a place of so many, by its share."""
         parts = [as_written(share) for share in self.shares or [1.0] * self.count]
         sums = list(accumulate(parts))
         return bisect_right(sums, sums[-1] * place / places)
 
     def link_names(self, name: str) -> tuple[str, ...]:
         """The names of the links, by number; ``name``: that of the machine's."""
-        if not self.has_layers or self.links == SHARED:
+        if not self.is_dealt or self.links == SHARED:
             return (name,)
         return (name, *(f"{name}_{device}" for device in range(1, self.count)))
 
@@ -163,8 +184,15 @@ class Devices:
 
 
 def device_of(hardware: Hardware, model: Model) -> tuple[int, ...]:
-    """By site, the device that has it; () where one has all, or each a part of all."""
-    return () if hardware.devices is None else hardware.devices.device_of(model)
+    """By key of a precision, the device that has it; () where one has all, or each a part of
+    all.
+    """
+    devices = hardware.devices
+    if devices is None or not devices.is_dealt:
+        return ()
+    if devices.has_layers:
+        return tuple(of for of in devices.device_of(model) for _ in range(model.experts + 1))
+    return devices.owner_of(model) * model.sites
 
 
 def each_alone(hardware: Hardware) -> Iterator[Hardware]:
@@ -196,13 +224,13 @@ def faster(compute: Compute, times: int) -> Compute:
 def route_of(hardware: Hardware, model: Model) -> Route:
     """The machine's route; with links of their own, those of its devices."""
     devices = hardware.devices
-    if devices is None or not devices.has_layers or devices.links == SHARED:
+    if devices is None or not devices.is_dealt or devices.links == SHARED:
         return hardware.route
     routes = [one.route for one in each_alone(hardware)]
     return Route(
         engines=tuple(route.engines[0] for route in routes),
         head_bytes=(0,) * devices.count,
-        link_of=devices.device_of(model),
+        link_of=device_of(hardware, model),
     )
 
 
@@ -224,14 +252,14 @@ def check_devices(hardware: Hardware) -> None:
     links = [hardware.links[0], *(other.link for other in devices.others.values())]
     refused = {name: getattr(hardware, name) for name in ("ram", "shared_memory", "measured")}
     refused |= {"forecasting": hardware.forecasting, "beside": hardware.beside}
-    in_step = () if devices.has_layers else ("reads", "gather", "unpack", "scattered")
+    in_step = () if devices.is_dealt else ("reads", "gather", "unpack", "scattered")
     for part in ("page_cache", "slot_us", *in_step):
         refused[f"links.{links[0].name}.{part}"] = next(
             (value for link in links if (value := getattr(link, part))), None
         )
     if len(hardware.links) > 1:
         refused["links"] = ", ".join(link.name for link in hardware.links)
-    if not devices.has_layers and links[0].engines > 1:
+    if not devices.is_dealt and links[0].engines > 1:
         refused[f"links.{links[0].name}.engines"] = links[0].engines
     for name, value in refused.items():
         if value:

@@ -1,6 +1,6 @@
 """Durations of a machine with several devices, from those of each device alone.
 
-Contracts C159 and C161 say what is added to them and what is divided.
+Contracts C159, C161 and C170 say what is added to them and what is divided.
 """
 
 from __future__ import annotations
@@ -15,13 +15,39 @@ RowsTime = Callable[[int], int]
 """The time in ns of one message between devices, by rows."""
 
 
-class OnLayers:
-    """Layers on several devices (contract C159). Implements ``Durations``.
+class Apart:
+    """Devices of which each has experts that no other one has: what layers and owners share.
 
     - ``alone``: by device, the durations of a machine that has this device only.
-    - ``device_of``: by site, the device that has it; ``head``: the device that has the head.
     - ``is_shared``: all devices are behind link 0; else link d ends at device d.
     - ``crossing_ns``: the time in which the activations of so many rows cross to another device.
+    """
+
+    def __init__(self, alone: Sequence[Durations], is_shared: bool, crossing_ns: RowsTime) -> None:
+        self._alone, self._is_shared, self._crossing_ns = alone, is_shared, crossing_ns
+        self.contention = None
+        self.host: HostCosts = alone[0].host
+        self.prediction_ns = alone[0].prediction_ns
+        self.slots = 0
+        """The slots of all devices; no link of several devices searches them."""
+
+    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
+        return self._alone[0].cpu_ns(precision, site, tokens)
+
+    def hop_ns(self, link: int, moved_bytes: int) -> int:
+        return self._at(link).hop_ns(0, moved_bytes)
+
+    def latency_ns(self, link: int) -> int:
+        return self._at(link).latency_ns(0)
+
+    def _at(self, link: int) -> Durations:
+        return self._alone[0 if self._is_shared else link]
+
+
+class OnLayers(Apart):
+    """Layers on several devices (contract C159). Implements ``Durations``.
+
+    ``device_of``: by site, the device that has it; ``head``: the device that has the head.
     """
 
     def __init__(
@@ -32,13 +58,8 @@ class OnLayers:
         is_shared: bool,
         crossing_ns: RowsTime,
     ) -> None:
-        self._alone, self._device_of, self._head = alone, device_of, head
-        self._is_shared, self._crossing_ns = is_shared, crossing_ns
-        self.contention = None
-        self.host: HostCosts = alone[0].host
-        self.prediction_ns = alone[0].prediction_ns
-        self.slots = 0
-        """The slots of all devices; no link of several devices searches them."""
+        super().__init__(alone, is_shared, crossing_ns)
+        self._device_of, self._head = device_of, head
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         of_device = [durations.dense_ns(step) for durations in self._alone]
@@ -57,17 +78,28 @@ class OnLayers:
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         return self._alone[self._device_of[site]].expert_ns(precision, site, tokens)
 
-    def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._alone[0].cpu_ns(precision, site, tokens)
 
-    def hop_ns(self, link: int, moved_bytes: int) -> int:
-        return self._at(link).hop_ns(0, moved_bytes)
+class OnOwners(Apart):
+    """Experts that devices own (contract C170). Implements ``Durations``, ``OwnedDurations``."""
 
-    def latency_ns(self, link: int) -> int:
-        return self._at(link).latency_ns(0)
+    @property
+    def devices(self) -> int:
+        return len(self._alone)
 
-    def _at(self, link: int) -> Durations:
-        return self._alone[0 if self._is_shared else link]
+    def dense_ns(self, step: Step) -> Sequence[int]:
+        return self._alone[0].dense_ns(step)
+
+    def tail_ns(self, step: Step) -> int:
+        return self._alone[0].tail_ns(step)
+
+    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        return self._alone[0].expert_ns(precision, site, tokens)
+
+    def expert_on_ns(self, device: int, precision: int, site: int, tokens: int) -> int:
+        return self._alone[device].expert_ns(precision, site, tokens)
+
+    def message_ns(self, rows: int) -> int:
+        return self._crossing_ns(rows)
 
 
 class InStep:
@@ -129,5 +161,5 @@ class InStep:
         return self._services * self._experts.latency_ns(link)
 
 
-Timed = Roofline | OnLayers | InStep
+Timed = Roofline | OnLayers | OnOwners | InStep
 """The durations of a run's machine, whatever its devices."""

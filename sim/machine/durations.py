@@ -61,6 +61,21 @@ class ContendedDurations(PagedDurations, Protocol):
     """The part of the CPU's time for an expert that draws no memory bandwidth: its round trip."""
 
 
+@runtime_checkable
+class OwnedDurations(Protocol):
+    """Durations of a machine whose devices own experts (contract C170)."""
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+
+    def expert_on_ns(self, device: int, precision: int, site: int, tokens: int) -> int:
+        """Computing one expert for ``tokens`` rows on a device."""
+
+    def message_ns(self, rows: int) -> int:
+        """Sending so many rows' activations to another device, or back."""
+
+
 def least_hop_ns(durations: Durations, link: int, moved_bytes: int) -> int:
     """The shortest time that a service on a link can take, whatever the page cache holds."""
     hop_ns = durations.hop_ns(link, moved_bytes)

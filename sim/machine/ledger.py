@@ -82,13 +82,6 @@ def make_ledger(
     )
 
 
-def check_memory(model: Model, hardware: Hardware, limits: StepLimits, **sizes: int) -> Ledger:
-    """The ledger of `make_ledger`; raise ValueError as `check_ledger` does."""
-    ledger = make_ledger(model, hardware, limits, **sizes)
-    check_ledger(ledger, hardware, limits)
-    return ledger
-
-
 def full_ledger(ledger: Ledger, hardware: Hardware) -> Ledger:
     """The ledger with what ``hardware`` sets aside."""
     return replace(ledger, reserved_bytes=gib(hardware.reserved_gib))

@@ -24,12 +24,12 @@ class Pooled(CachePolicy):
 
     ``scope`` divides the bytes:
 
-    - ``global``: one pool for everything; of several devices with layers one each (contract C158).
+    - ``global``: one pool for everything; of several devices one each (contract C158).
     - ``site``: one pool a site, with equally many slots (left-over slots go one by one to the first
       sites), or as many as ``quotas`` say: a list of slots by site, or a `Quotas`.
     - ``precision``: one pool a precision, the bytes divided by ``shares``, highest precision first.
       Shares of precisions that are not in play are left out, and the others scaled up.
-    - ``layout``: one pool for each size of slot, whatever the site (contract C145). They share the
+    - ``layout``: one pool for each device and size of slot, whatever the site (contract C145). They share the
       bytes in the proportion of all their experts. Sites to which ``quotas`` give slots have pools
       of their own beside them; one that holds all experts of its site is full at the start,
       whatever ``initial`` says.
@@ -182,32 +182,36 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
 
 def _by_device(geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
     """One pool for each device, in the proportion of all its experts."""
-    of, slot_bytes = geometry.device_of, geometry.slot_bytes
-    all_bytes = [0] * (max(of) + 1)
-    for site, device in enumerate(of):
-        all_bytes[device] += slot_bytes[geometry.key(0, site, 0)]
+    stored = geometry.experts - geometry.null_experts
+    all_bytes = [0] * (max(geometry.device_of) + 1)
+    for key, device in enumerate(geometry.device_of):
+        all_bytes[device] += geometry.slot_bytes[key] * (geometry.expert_of(key) < stored)
     whole = sum(all_bytes)
     capacities = tuple(geometry.capacity_bytes * part // whole for part in all_bytes)
-    return capacities, [of[geometry.site_of(key)] for key in range(geometry.num_keys)]
+    return capacities, [geometry.on_device(key) for key in range(geometry.num_keys)]
 
 
 def _by_layout(geometry: Geometry, quotas: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
-    """First the pools of sites with a quota, then one for each size of slot, largest first."""
+    """First the pools of sites with a quota, then one for each device and size of slot: by device,
+    the largest first.
+    """
     own = [site for site, quota in enumerate(quotas) if quota]
     capacities = [quotas[site] * geometry.slot_bytes[geometry.key(0, site, 0)] for site in own]
     pool_of_site = {site: pool for pool, site in enumerate(own)}
-    slot_bytes = [
-        geometry.slot_bytes[key] if geometry.site_of(key) not in pool_of_site else 0
+    layouts = [
+        (geometry.on_device(key), -geometry.slot_bytes[key])
+        if geometry.site_of(key) not in pool_of_site
+        else None
         for key in range(geometry.num_keys)
     ]
-    sizes = sorted({*slot_bytes} - {0}, reverse=True)
-    everything = [size * slot_bytes.count(size) for size in sizes]
+    kinds = sorted({layout for layout in layouts if layout})
+    everything = [-kind[1] * layouts.count(kind) for kind in kinds]
     left, shared = geometry.capacity_bytes - sum(capacities), sum(everything)
     parts = [left * part // shared for part in everything]
-    pool_of_size = {size: len(own) + place for place, size in enumerate(sizes)}
+    pool_of_kind = {kind: len(own) + place for place, kind in enumerate(kinds)}
     return (*capacities, *parts), [
-        pool_of_site.get(geometry.site_of(key), pool_of_size.get(size, 0))
-        for key, size in enumerate(slot_bytes)
+        pool_of_site[geometry.site_of(key)] if layout is None else pool_of_kind[layout]
+        for key, layout in enumerate(layouts)
     ]
 
 

@@ -73,7 +73,7 @@ class TensorOverrides:
     def _check_devices(self, layers: Sequence[int], geometry: Geometry) -> None:
         """Raise ValueError where a pattern puts experts on another device than their layer's."""
         for site, layer in enumerate(layers):
-            mine = geometry.device_of[site] if geometry.device_of else 0
+            mine = geometry.on_device(geometry.key(0, site, 0))
             for name in TENSORS:
                 buffer = self._buffer(f"blk.{layer}.{name}.weight")
                 if buffer not in (None, HOST) and _number(buffer) != mine:

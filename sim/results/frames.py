@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sim.core.controller import Controller
-from sim.machine.durations import Durations
+from sim.machine.durations import Durations, OwnedDurations
 from sim.results.decisions import Decisions
 from sim.results.hits import SKIPS, skip_codes
 from sim.results.lanes import lane_times
@@ -389,6 +389,10 @@ def compute_busy_ns(frames: Frames) -> int:
         total += sum(map(dense.__getitem__, step.sites)) + durations.tail_ns(step)
     tokens, geometry = frames.computed_tokens, frames.controller.geometry
     kept = ~_is_one_of(NOT_ON_DEVICE)[frames.outcomes] & (tokens > 0)
+    if isinstance(durations, OwnedDurations):
+        # The compute stream is home's.
+        device_of = np.array(geometry.device_of)
+        kept &= device_of[frames.keys % geometry.plane] == 0
     kinds = int(tokens.max(initial=0)) + 1
     count = np.bincount(frames.keys[kept] // geometry.units * kinds + tokens[kept])
     sites = geometry.sites

@@ -229,8 +229,8 @@ def _load_ns(run: Run) -> int:
     """
     slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
     if link_of := run.controller.route.link_of:
-        site_of = run.controller.geometry.site_of
-        sizes = ((link_of[site_of(key)], slots.key_bytes[key]) for key in slots.initial)
+        plane = run.controller.geometry.plane
+        sizes = ((link_of[key % plane], slots.key_bytes[key]) for key in slots.initial)
         return hop_ns(0, run.ledger.dense_bytes) + sum(hop_ns(*size) for size in sizes)
     links = range(run.controller.route.links)
     total = sum(hop_ns(link, run.ledger.dense_bytes) for link in links)

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from sim.machine.durations import OwnedDurations
 from sim.results.frames import Frames
 from sim.values.record import HOST_TIME
 
@@ -115,7 +116,9 @@ def _compute(
     record, workload, durations = frames.record, frames.workload, frames.durations
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
     rows = frames.lookups_of_steps(steps).rows_by_key("tick", named=True)
-    units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
+    geometry = frames.controller.geometry
+    units, sites = geometry.units, geometry.sites
+    owned = isinstance(durations, OwnedDurations)  # then the stream is home's
     tick = 0
     for step in workload.steps[:steps]:
         now, dense = record.step_start_ns[step.index], durations.dense_ns(step)
@@ -124,6 +127,8 @@ def _compute(
             now = start + dense[site]
             yield _slice(COMPUTE_TRACK, f"attention {site}", start, now, step=step.index, site=site)
             for row in _in_order(rows.get(tick, []), wait):
+                if owned and geometry.on_device(row["key"]):
+                    continue
                 start = _after_idle(idle, now)
                 now = start + durations.expert_ns(
                     row["key"] // units // sites, site, row["computed"]

@@ -20,22 +20,22 @@ from sim.machine.devices import device_of, route_of
 from sim.machine.devices_costs import Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
-from sim.machine.ledger import Ledger, check_memory, make_ledger, overflow_bytes
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.machine.roofline import Roofline
 from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
-from sim.setup.on_devices import check_devices_parts, durations_on, ledger_on
+from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
+from sim.setup.run_memory import check_run_memory
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
-from sim.workload.steps import Limits, Workload
+from sim.workload.steps import Workload
 
 SHARES = 10_000
 """Budgets that a search tries are shares of the experts in so many steps."""
@@ -350,41 +350,6 @@ def _smallest_budget(
     if config["budget"].get("slots_gib") is None:
         return f"; the smallest budget.resident_share that works is {share:g}"
     return f"; budget.slots_gib={ceil(share * everything / GIB * 10_000) / 10_000:g} works"
-
-
-def check_run_memory(
-    model: Model,
-    hardware: Hardware,
-    limits: Limits,
-    controller: Controller,
-    draft_layers: int,
-) -> Ledger:
-    """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
-    memory.
-    """
-    loader, slots = controller.loader, controller.slots
-    capacity = slots.capacity_bytes
-    largest = max(controller.geometry.slot_sizes)
-    over = 0
-    if loader.retention == "after_batch":
-        union = min(model.stored_experts, limits.rows * model.top_k) * largest
-        issued = controller.route.engines[0] * loader.in_flight * largest
-        over = overflow_bytes(union, issued, min(capacity))
-    sizes = {
-        "slot_bytes": sum(capacity),
-        "staging_bytes": loader.staging_slots * largest,
-        "overflow_bytes": over,
-        "dense_slots": loader.dense_slots,
-        "parts_bytes": model.sites
-        * model.stored_experts
-        * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
-        "draft_bytes": draft_layers
-        * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
-    }
-    if hardware.devices is None:
-        return check_memory(model, hardware, limits, **sizes)
-    ledger = make_ledger(model, hardware, limits, **sizes)
-    return ledger_on(hardware, model, limits, ledger, slots.bytes_by_device())
 
 
 def trace_directory(path: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 from sim.bounds.bounds import NONE
 from sim.machine.budget import all_slot_bytes
 from sim.machine.devices import COPIES, OWN, SHARED, Devices, each_alone, faster
-from sim.machine.devices_costs import InStep, OnLayers
+from sim.machine.devices_costs import InStep, OnLayers, OnOwners, Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
 from sim.machine.ledger import Ledger, check_ledger, full_ledger, make_ledger
@@ -23,9 +23,7 @@ from sim.values.types import Geometry
 from sim.workload.steps import Limits, Workload
 
 
-def durations_on(
-    hardware: Hardware, model: Model, alone: Callable[[Hardware], Durations]
-) -> OnLayers | InStep:
+def durations_on(hardware: Hardware, model: Model, alone: Callable[[Hardware], Durations]) -> Timed:
     """The durations of all devices of a machine; ``alone`` makes those of a machine with one."""
     devices = hardware.devices
     assert devices is not None
@@ -35,6 +33,12 @@ def durations_on(
             [alone(machine) for machine in machines],
             devices.device_of(model),
             devices.head(model),
+            devices.links == SHARED,
+            lambda rows: devices.crossing_ns(model, rows),
+        )
+    if devices.is_dealt:
+        return OnOwners(
+            [alone(machine) for machine in machines],
             devices.links == SHARED,
             lambda rows: devices.crossing_ns(model, rows),
         )
@@ -56,32 +60,40 @@ def ledger_on(
     """What all devices hold together, from what one device would; raise ValueError where one of
     them cannot hold its part.
 
-    ``by_device``: the bytes of each device's pools, with layers.
+    ``by_device``: the bytes of each device's pools, with layers and owners.
     """
     devices = hardware.devices
     assert devices is not None
-    if devices.has_layers:
-        parts = _layers_ledgers(hardware, devices, model, limits, ledger, by_device)
-    else:
-        parts = [_part_of(ledger, devices)] * devices.count
+    parts = ledgers_on(hardware, model, limits, ledger, by_device)
     for device, (part, machine) in enumerate(zip(parts, each_alone(hardware), strict=True)):
         try:
             check_ledger(part, machine, limits)
         except ValueError as error:
-            which = f"device {device}" if devices.has_layers else "each device"
+            which = f"device {device}" if devices.is_dealt else "each device"
             raise ValueError(f"{which} of {devices.count}: {error}") from None
     return Ledger(**{one.name: sum(getattr(p, one.name) for p in parts) for one in fields(Ledger)})
 
 
+def ledgers_on(
+    hardware: Hardware, model: Model, limits: Limits, ledger: Ledger, by_device: Mapping[int, int]
+) -> list[Ledger]:
+    """By device what it holds, as in `ledger_on`."""
+    devices = hardware.devices
+    assert devices is not None
+    if devices.is_dealt:
+        return _dealt_ledgers(hardware, devices, model, limits, ledger, by_device)
+    return [_part_of(ledger, devices)] * devices.count
+
+
 def holds_all(hardware: Hardware, model: Model, limits: Limits, geometry: Geometry) -> bool:
     """Whether devices hold all experts of ``geometry`` beside what else a run takes, each device
-    those of its layers.
+    its own.
     """
     slot_bytes = all_slot_bytes(geometry)
     by_device = dict.fromkeys(geometry.device_of, 0)
     stored = geometry.experts - geometry.null_experts
-    for site, device in enumerate(geometry.device_of):
-        by_device[device] += stored * geometry.slot_bytes[geometry.key(0, site, 0)]
+    for key, device in enumerate(geometry.device_of):
+        by_device[device] += geometry.slot_bytes[key] * (geometry.expert_of(key) < stored)
     ledger = make_ledger(model, hardware, limits, slot_bytes=slot_bytes)
     try:
         ledger_on(hardware, model, limits, ledger, by_device)
@@ -108,7 +120,7 @@ def _part_of(ledger: Ledger, devices: Devices) -> Ledger:
     )
 
 
-def _layers_ledgers(
+def _dealt_ledgers(
     hardware: Hardware,
     devices: Devices,
     model: Model,
@@ -116,8 +128,10 @@ def _layers_ledgers(
     ledger: Ledger,
     by_device: Mapping[int, int],
 ) -> list[Ledger]:
-    """What each device holds of a model whose layers are split (contract C160)."""
-    of, head = devices.device_of(model), devices.head(model)
+    """What each device holds where layers are split (contract C160), or have owners (C172)."""
+    of, head = [0] * model.sites, 0
+    if devices.has_layers:
+        of, head = list(devices.device_of(model)), devices.head(model)
     blocks = [model.block_bytes(site) for site in range(model.sites)]
     head_bytes = -(-model.head_params * round(model.dense_bits * 1000) // 8000)
     rest_bytes = max(0, model.dense_bytes - sum(blocks) - head_bytes)
@@ -161,7 +175,7 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
             "another precision",
         ),
     }
-    if devices.has_layers:
+    if devices.is_dealt:
         refused |= {
             "loader.prefetch_budget=within_layer": (
                 loader.prefetch_budget == "within_layer",

@@ -66,7 +66,7 @@ class Record:
     - ``ready_ns``: the time at which the need's expert, or its CPU result, was there; for a skip
       the time of its lookup.
     - ``idle_cause``: the number of the transfer whose end closed the interval of the compute
-      stream, or one of CPU_RESULT, HOST_TIME, NO_REQUEST.
+      stream, or one of CPU_RESULT (of another device, too: contract C171), HOST_TIME, NO_REQUEST.
     - ``service_number``: the number of the transfer that a link served.
     - ``service_urgent``: as it was when the service began, 1 for a demand, an urgent prefetch or a
       dense block, 0 for another prefetch.

@@ -105,7 +105,8 @@ class Geometry:
       precision.
     - ``layers``: by site, the number of its layer in the model, layers without experts counted; ()
       where every layer is a site.
-    - ``device_of``: by site, the number of the device that has it; () where one device has all.
+    - ``device_of``: by key of a precision, the number of the device that has it; () where one
+      device has all.
     """
 
     sites: int
@@ -189,6 +190,10 @@ class Geometry:
     def layer_of(self, site: int) -> int:
         return self.layers[site] if self.layers else site
 
+    def on_device(self, key: int) -> int:
+        """The number of the device that has a key."""
+        return self.device_of[key % self.plane] if self.device_of else 0
+
     def name_of(self, key: int) -> str:
         """``site 3 expert 5 fp16``, for messages."""
         return (
@@ -249,8 +254,8 @@ class Route:
     ``head_bytes`` above 0 lets the next link inwards begin after so many bytes (cut-through).
     ``ram_link`` is the link at whose inner end a managed RAM tier of ``ram_bytes`` lies, or None.
 
-    ``link_of`` is given where several devices have links of their own (contract C158): by site, the
-    link that ends at its device. All links end at devices then.
+    ``link_of`` is given where several devices have links of their own (contract C158): by key of a
+    precision, the link that ends at its device. All links end at devices then.
     """
 
     engines: tuple[int, ...] = (1,)

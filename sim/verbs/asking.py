@@ -20,7 +20,7 @@ from sim.verbs.verb import Kind, Option, Verb
 
 ASK = "ask"
 LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
-SPLITS = ("layers", "slices", "copies")
+SPLITS = ("layers", "slices", "copies", "owners")
 KV = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv")
 GATES = (

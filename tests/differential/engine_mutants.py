@@ -14,6 +14,7 @@ from sim.engine.contest import Contest, Draw
 from sim.engine.engine import Engine
 from sim.engine.lanes import LanedLink
 from sim.engine.links import Link, SharedLink
+from sim.engine.owners import OwnedEngine, Owner
 from sim.engine.stream import Stream
 from sim.machine.contention import FIRST_LINK, WHOLE, Contention
 from sim.machine.devices_costs import OnLayers
@@ -321,3 +322,50 @@ def head_with_last(patch: Patch) -> None:
         init(self, alone, device_of, device_of[-1], *rest)
 
     patch.setattr(OnLayers, "__init__", mutant)
+
+
+# ---- experts by owner
+
+
+def home_never_woken(patch: Patch) -> None:
+    """A wave of another device does not end home's idle interval."""
+
+    def mutant(self: OwnedEngine, other: Owner, key: int, now: int) -> None:
+        self._release(key, now)
+        self._end_site_if_done(now)
+
+    patch.setattr(OwnedEngine, "release_of", mutant)
+
+
+def activations_at_once(patch: Patch) -> None:
+    """A device may begin when its needs are admitted; only results take a message."""
+    ask: Callable[..., None] = Owner.ask
+
+    def mutant(self: Owner, *parts: Any) -> None:
+        ask(self, *parts[:-1], 0)
+
+    patch.setattr(Owner, "ask", mutant)
+
+
+def loads_untold(patch: Patch) -> None:
+    """All that home waits for another device is that device's computing."""
+    wait: Callable[..., None] = OwnedEngine._wait_for
+
+    def mutant(self: OwnedEngine, other: Owner, until_ns: int) -> None:
+        other.begun_ns = -1
+        wait(self, other, until_ns)
+
+    patch.setattr(OwnedEngine, "_wait_for", mutant)
+
+
+def others_never_sleep(patch: Patch) -> None:
+    """Only home takes time to wake."""
+    wake: Callable[..., None] = Owner._wake
+
+    def mutant(self: Owner, now: int, cause: int) -> None:
+        has_slept = now > self._free_ns
+        wake(self, now, cause)
+        if has_slept:
+            self._free_ns = now
+
+    patch.setattr(Owner, "_wake", mutant)

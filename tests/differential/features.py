@@ -75,7 +75,9 @@ LANES = "lanes"
 """Engines with a pace of their own, reads and kernels by projection, host time a load. Only the
 simulator has them.
 """
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES)
+OWNERS = "owners"
+"""Several devices that own experts of every site. Only the simulator has them."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -133,9 +135,11 @@ def random_companions(name: str, seed: int, ties: bool) -> Scenario:
 
 
 def random_mixture(
-    seed: int, ties: bool, rivals: bool = False, devices: bool = False, lanes: bool = False
+    seed: int, ties: bool, *, rivals: bool = False, devices: str = "", lanes: bool = False
 ) -> Scenario:
-    """A random valid subset of the features, and rivals, devices or lanes if they are asked for."""
+    """A random valid subset of the features, and rivals, devices or lanes if they are asked for.
+    `devices`: how they split the model.
+    """
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
     conflicts = list(CONFLICTS)
@@ -146,7 +150,7 @@ def random_mixture(
     if rivals:
         chosen |= {RIVALS}
     if devices:
-        chosen = (chosen | {DEVICES}) - OF_ONE_DEVICE
+        chosen = (chosen | {devices}) - OF_ONE_DEVICE
     if lanes:
         chosen = (chosen | {LANES}) - NOT_BESIDE_LANES
     return _build(chosen, seed, ties, len(FEATURES))
@@ -465,26 +469,55 @@ def _devices(draw: Draw, scenario: Scenario) -> Scenario:
         Link(draw.below(3, 400), max(1, draw.below(3, 300)), draw.between(1, first.engines))
         for _ in range(count - 1)
     ]
+    return _on_devices(scenario, where, tuple(links))
+
+
+def _owners(draw: Draw, scenario: Scenario) -> Scenario:
+    """Two or three devices that own experts, the first ones home's."""
+    count = draw.between(2, min(3, scenario.experts))
+    places = range(1, scenario.experts)
+    cuts = sorted(int(c) for c in draw.rng.choice(places, size=count - 1, replace=False))
+    where = Devices(
+        (),
+        tuple(draw.between(1, 3) for _ in range(count)),
+        0,
+        draw.below(3, 300),
+        draw.below(2, 60),
+        shared=draw.coin(0.3),
+        owner=tuple(sum(e >= cut for cut in cuts) for e in range(scenario.experts)),
+    )
+    (first,) = scenario.links
+    links = [first] + [
+        Link(draw.below(3, 400), max(1, draw.below(3, 300)), draw.between(1, first.engines))
+        for _ in range(count - 1)
+    ]
+    return _on_devices(scenario, where, tuple(links))
+
+
+def _on_devices(scenario: Scenario, where: Devices, links: tuple[Link, ...]) -> Scenario:
+    """No pool spans devices."""
     pools = tuple(
         part
         for pool in scenario.pools
-        for part in ([pool] if pool.site is not None else _by_device(scenario, pool, where))
+        for part in (
+            [pool]
+            if pool.site is not None and not where.owner
+            else _by_device(scenario, pool, where)
+        )
     )
-    return replace(
-        scenario,
-        devices=where,
-        pools=pools,
-        links=tuple(links[:1] if where.shared else links),
-    )
+    return replace(scenario, devices=where, pools=pools, links=links[:1] if where.shared else links)
 
 
 def _by_device(scenario: Scenario, pool: PoolSpec, where: Devices) -> list[PoolSpec]:
-    """A pool of each device in the place of one for all sites."""
+    """A pool of each device in the place of one for all of them."""
     found = []
     for device in range(len(where.slower)):
         sites = tuple(site for site, of in enumerate(where.of) if of == device)
-        initial = tuple(key for key in pool.initial if key[1] in sites)
-        found.append(replace(pool, sites=sites, initial=initial))
+        # The place after the last expert is the dense block's.
+        units = enumerate((*where.owner, 0) if where.owner else ())
+        experts = tuple(unit for unit, of in units if of == device)
+        mine = replace(pool, sites=sites, experts=experts)
+        found.append(replace(mine, initial=tuple(filter(mine.covers, pool.initial))))
     return found
 
 
@@ -546,6 +579,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "rivals": _rivals,
     DEVICES: _devices,
     LANES: _lanes,
+    OWNERS: _owners,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

@@ -28,7 +28,7 @@ from differential.scenario import (
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.machine.contention import Contention
-from sim.machine.devices_costs import OnLayers
+from sim.machine.devices_costs import OnLayers, OnOwners
 from sim.machine.durations import Durations
 from sim.machine.lanes import Lanes, in_projections
 from sim.policies import base as policies
@@ -277,6 +277,8 @@ def durations_for(scenario: Scenario, workload: ScenarioWorkload) -> Durations:
     def crossing_ns(rows: int) -> int:
         return where.cross_ns + rows * where.cross_row_ns
 
+    if where.owner:
+        return OnOwners(alone, where.shared, crossing_ns)
     return OnLayers(alone, where.of, where.head, where.shared, crossing_ns)
 
 
@@ -489,6 +491,17 @@ def _device_cache(scenario: Scenario) -> CachePolicy:
     return policy
 
 
+def _device_of(scenario: Scenario) -> tuple[int, ...]:
+    """By key of a precision; where devices own experts, the dense block after them is home's."""
+    where = scenario.devices
+    return tuple(
+        where.has((0, site, unit))
+        for site in range(scenario.sites)
+        for unit in range(scenario.experts + 1)
+        if where
+    )
+
+
 def _route(scenario: Scenario) -> Route:
     links, ram = range(scenario.hops), scenario.ram
     return Route(
@@ -496,7 +509,7 @@ def _route(scenario: Scenario) -> Route:
         tuple(scenario.head_bytes(link) for link in links),
         ram.link if ram else None,
         sum(pool.capacity_bytes for pool in ram.pools) if ram else 0,
-        scenario.devices.of if scenario.devices and not scenario.devices.shared else (),
+        _device_of(scenario) if scenario.devices and not scenario.devices.shared else (),
     )
 
 
@@ -514,7 +527,7 @@ def controller_for(scenario: Scenario) -> Controller:
         sum(pool.capacity_bytes for pool in scenario.pools),
         scenario.site_bytes or None,
         held_bytes=scenario.held_bytes,
-        device_of=scenario.devices.of if scenario.devices else (),
+        device_of=_device_of(scenario),
     )
     options: dict[str, Any] = (
         {"payload": ScenarioPayload(scenario)} if scenario.moves_partially else {}

@@ -25,6 +25,7 @@ from differential.ref_clock import Clock, Process, Rank
 from differential.ref_control import Control
 from differential.ref_links import service_rows
 from differential.ref_memory import Asked, Transfer
+from differential.ref_owners import Owner, owner_of, rows_of
 from differential.ref_steps import Planned, steps_of
 from differential.rows import (
     PREFETCH_OUTCOMES,
@@ -117,6 +118,19 @@ class Reference:
         self.batches: list[list[Asked]] = []
         self.pieces: list[tuple[Asked, int]] = []
         self.control.on_read = lambda transfer: self.tell("transfer", transfer)
+        devices = len(scenario.devices.slower) if scenario.owns else 1
+        self.others = [
+            Owner(
+                scenario,
+                self.clock,
+                self.control,
+                device,
+                self.waking_ns,
+                self.start,
+                self.on_other,
+            )
+            for device in range(1, devices)
+        ]
         self.unfinished = 0
         self.cpu_pending, self.cpu_submitted = 0, 0
         self.news: simpy.Event | None = None
@@ -178,6 +192,8 @@ class Reference:
         yield self.clock.at(Rank.GATE, control.tick + 1)
         gate_ns = self.now
         demands = control.demands
+        for other in self.others:
+            other.begin_gate(step.rows)
         admitted = control.gate(step, site)
         loads = control.demands - demands
         self.start(admitted)
@@ -228,9 +244,16 @@ class Reference:
         return one.ready_ns is not None or has_come
 
     def join_cpu(self) -> Process:
-        """Part (f)."""
-        if self.cpu_pending:
-            yield from self.stand_until(lambda: self.cpu_pending == 0)
+        """Part (f); other devices, too, if they own experts."""
+        if not self.is_all_back():
+            yield from self.stand_until(self.is_all_back)
+
+    def is_all_back(self) -> bool:
+        return self.cpu_pending == 0 and not any(other.is_pending for other in self.others)
+
+    def on_other(self, other: Owner, lets_in: bool) -> None:
+        """Another device has ended a need of a wave, or its results are home."""
+        self.tell("cpu_join", other, at_once=lets_in)
 
     def work(self, duration: int) -> Process:
         start_ns = self.now
@@ -260,14 +283,20 @@ class Reference:
         cause, transfer = yield self.news
         yield from self.wake(start_ns, cause, transfer)
 
-    def tell(self, cause: Cause, transfer: Transfer | None = None, at_once: bool = False) -> None:
+    def tell(
+        self, cause: Cause, transfer: Transfer | Owner | None = None, at_once: bool = False
+    ) -> None:
         """Something has arrived: does it end the idle interval?"""
         if self.news is not None and (at_once or self.awaits()):
             self.news.succeed((cause, transfer))
             self.news = None
 
-    def wake(self, start_ns: int, cause: Cause, transfer: Transfer | None) -> Process:
-        if self.now > start_ns:
+    def wake(self, start_ns: int, cause: Cause, transfer: Transfer | Owner | None) -> Process:
+        if isinstance(transfer, Owner):
+            if self.now > start_ns:
+                self.idle += rows_of(start_ns, self.now, transfer)
+                yield from self.host(self.waking_ns(self.now - start_ns))
+        elif self.now > start_ns:
             number = -1 if transfer is None or transfer.number is None else transfer.number
             self.idle.append(IdleRow(start_ns, self.now, cause, number))
             yield from self.host(self.waking_ns(self.now - start_ns))
@@ -287,6 +316,10 @@ class Reference:
     def start(self, admitted: list[Asked]) -> None:
         """Set to work what one call admitted; what the placement leaves out has ended at once."""
         own = [one for one in admitted if one.outcome not in ("skip", "cpu") and not one.joins]
+        for other in self.others:
+            if given := [one for one in own if owner_of(self.scenario, one.key) == other.device]:
+                other.ask(given)
+        own = [one for one in own if not owner_of(self.scenario, one.key)]
         self.unfinished += len(own)
         if self.loader.wait == "wait_all":
             self.batches += [own] if own else []
@@ -314,15 +347,21 @@ class Reference:
         for one in admitted:
             if one.outcome == "skip" and one.wanted != SKIP and self.control.waiting:
                 self.start(self.control.need_done(one.key))
+        if not self.control.waiting:
+            for other in self.others:
+                other.let_go()
 
     def need(self, one: Asked, transfer: Transfer) -> Process:
         last = yield transfer.arrived
-        self.has_come(one)
+        self.has_come(one, last)
         self.tell("transfer", last)
 
-    def has_come(self, one: Asked) -> None:
+    def has_come(self, one: Asked, last: Transfer | None = None) -> None:
         one.ready_ns = self.now
-        if self.loader.wait == "as_ready" and one.outcome != "skip" and not one.joins:
+        device = owner_of(self.scenario, one.key)
+        if device and one.outcome != "skip" and not one.joins:
+            self.others[device - 1].has_come(one, last)
+        elif self.loader.wait == "as_ready" and one.outcome != "skip" and not one.joins:
             self.batches.append([one])
 
     def next_batch(self) -> list[Asked] | None:

@@ -45,10 +45,12 @@ class PoolSpec:
     site: int | None = None
     initial: tuple[Key, ...] = ()
     sites: tuple[int, ...] = ()
-    """Those of a device, where there are several."""
+    """Those of a device, where there are several. `experts`: those that it owns."""
+    experts: tuple[int, ...] = ()
 
     def covers(self, key: Key) -> bool:
         is_here = not self.sites or key[1] in self.sites
+        is_here = is_here and (not self.experts or key[2] in self.experts)
         return key[0] in self.precisions and self.site in (None, key[1]) and is_here
 
 
@@ -118,6 +120,8 @@ class Devices:
     """Several devices with some sites each (`of`, by site). A site's work takes `slower[device]`
     times as long. Activations cross to another device in `cross_ns`, and so much more a row.
 
+    With `owner` (by expert) each has some experts of every site instead, and the first all else.
+
     Each device has a link of its own: `links` of the scenario are by device. With `shared` they
     have one.
     """
@@ -128,6 +132,15 @@ class Devices:
     cross_ns: int = 0
     cross_row_ns: int = 0
     shared: bool = False
+    owner: tuple[int, ...] = ()
+
+    @property
+    def split(self) -> str:
+        return "owners" if self.owner else "layers"
+
+    def has(self, key: Key) -> int:
+        """The device that has a key. Where devices own experts, dense blocks are home's."""
+        return (*self.owner, 0)[key[2]] if self.owner else self.of[key[1]]
 
 
 @dataclass(frozen=True)
@@ -320,14 +333,14 @@ class Scenario:
 
     def link_of(self, key: Key) -> int:
         """The link that ends at the device which has the key's site."""
-        return self.devices.of[key[1]] if self.devices and not self.devices.shared else 0
+        return self.devices.has(key) if self.devices and not self.devices.shared else 0
 
     def crossing_ns(self, before: int | None, site: int, rows: int) -> int:
         """The time in which a step's activations come to a site (the head: -1), from the one
         before (None: there is none).
         """
         where = self.devices
-        if where is None or before is None:
+        if where is None or where.owner or before is None:
             return 0
         there = where.head if site < 0 else where.of[site]
         return 0 if where.of[before] == there else where.cross_ns + rows * where.cross_row_ns
@@ -336,7 +349,22 @@ class Scenario:
         """What takes `time` on the first device takes so long where the site (the head: -1) is."""
         if self.devices is None:
             return time
+        if self.owns:
+            return self.device_ns(0, time)
         return time * self.devices.slower[self.devices.head if site < 0 else self.devices.of[site]]
+
+    @property
+    def owns(self) -> bool:
+        """Whether devices own experts."""
+        return bool(self.devices and self.devices.owner)
+
+    def device_ns(self, device: int, time: int) -> int:
+        """What takes `time` on a device that is not slower takes so long on this one."""
+        return time * self.devices.slower[device] if self.devices else time
+
+    def message_ns(self, rows: int) -> int:
+        """The time in which activations go to another device, or back."""
+        return self.devices.cross_ns + rows * self.devices.cross_row_ns if self.devices else 0
 
     def size(self, key: Key) -> int:
         """The bytes of a variant, or of a site's dense block."""

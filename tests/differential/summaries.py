@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 
 from differential.production import (
-    ScenarioDurations,
     ScenarioWorkload,
     Schedule,
     controller_for,
+    durations_for,
     speculation_of,
 )
 from differential.scenario import Host, Scenario, Step
@@ -163,11 +163,11 @@ class MeasuredWorkload(ScenarioWorkload):
 def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
     """A scenario, simulated, as a run that can be summarised. What was forecast is not kept."""
     controller, workload = controller_for(scenario), MeasuredWorkload(scenario)
-    durations = ScenarioDurations(scenario, workload)
+    durations = durations_for(scenario, workload)
     record = simulate(controller, workload, durations)  # type: ignore[arg-type]
     workload.settle()
     controller.predictor = NoPrediction()
-    ends = controller.route.ends
+    ends, where = controller.route.ends, scenario.devices
     # Links of devices are named after the one link of the machine's file.
     links = tuple(
         f"link0_{link}" if 0 < link < ends else f"link{link}" for link in range(scenario.hops)
@@ -180,7 +180,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         ),
         hardware=SimpleNamespace(
             name="machine",
-            title=f"{ends} x machine (layers)" if ends > 1 else "machine",
+            title=f"{len(where.slower)} x machine ({where.split})" if where else "machine",
             preset="none",
             compared=None,
             link_names=links,
@@ -224,13 +224,18 @@ def _config(
     scenario: Scenario, workload: MeasuredWorkload, controller: Any, links: Sequence[str]
 ) -> dict[str, Any]:
     pools = {"scope": "global" if len(scenario.pools) == 1 else "site", "initial": "ascending"}
-    ram, ends = scenario.ram, controller.route.ends
+    ram, ends, where = scenario.ram, controller.route.ends, scenario.devices
     machine: dict[str, Any] = {
         "name": "machine",
         "preset": "none",
         "validated": "none",
         "links": {name: {} for name in (links if ends == 1 else links[:1])},
-        "devices": {"count": ends, "split": "layers", "links": "own"} if ends > 1 else None,
+        "devices": where
+        and {
+            "count": len(where.slower),
+            "split": where.split,
+            "links": "shared" if where.shared else "own",
+        },
         "host": _host(scenario.host),
         "prediction_us": scenario.prediction_ns / 1000,
         "ram": None,

@@ -15,6 +15,8 @@ import pytest
 from differential import production_rows, reference
 from differential.features import (
     COMPANIONS,
+    DEVICES,
+    OWNERS,
     SIMULATED,
     random_companions,
     random_feature,
@@ -27,8 +29,16 @@ PLAIN, MIXTURE = "plain", "mixture"
 RIVAL_MIXTURE = "mixture with rivals"
 DEVICE_MIXTURE = "mixture with devices"
 AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
+OWNER_MIXTURE = "mixture with owners"
 LANE_MIXTURE = "mixture with lanes"
-KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE, LANE_MIXTURE)
+MIXTURES: dict[str, dict[str, Any]] = {
+    MIXTURE: {},
+    RIVAL_MIXTURE: {"rivals": True},
+    DEVICE_MIXTURE: {"devices": DEVICES},
+    OWNER_MIXTURE: {"devices": OWNERS},
+    LANE_MIXTURE: {"lanes": True},
+}
+KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, *MIXTURES)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
 """Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where
 none are given.
@@ -58,7 +68,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         plain = -(-metafunc.config.getoption("--scenarios") // 2)
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
-        counts |= {DEVICE_MIXTURE: -(-plain // 5), LANE_MIXTURE: -(-plain // 4)}
+        counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
+        counts |= {LANE_MIXTURE: -(-plain // 4)}
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]
@@ -80,9 +91,8 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
     """A random scenario, a random one with a feature, or a random mixture of features."""
     if kind == PLAIN:
         return random_scenario(seed, ties)
-    if kind in (MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE, LANE_MIXTURE):
-        rivals, devices = kind == RIVAL_MIXTURE, kind == DEVICE_MIXTURE
-        return random_mixture(seed, ties, rivals, devices, kind == LANE_MIXTURE)
+    if kind in MIXTURES:
+        return random_mixture(seed, ties, **MIXTURES[kind])
     if kind in AMONG_RIVALS:
         return random_companions(AMONG_RIVALS[kind], seed, ties)
     return random_feature(kind, seed, ties)

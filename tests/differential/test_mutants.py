@@ -26,6 +26,7 @@ from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
 from sim.engine.contest import Contest
 from sim.engine.links import SharedLink
+from sim.machine.devices_costs import OnOwners
 from sim.machine.lanes import Lanes
 from sim.policies.recency import LRU
 from sim.values.types import Geometry, Route
@@ -223,6 +224,16 @@ MUTANTS = {
     "activations cross for nothing": Mutant(engine_mutants.nothing_crosses, "devices"),  # 1
     "every site's device is the first": Mutant(engine_mutants.work_on_the_first, "devices"),  # 1
     "the head is where the last site is": Mutant(engine_mutants.head_with_last, "devices"),  # 3
+    "a need computed by the wrong device": Mutant(
+        replaced(OnOwners, "expert_on_ns", lambda self, device, *need: self.expert_ns(*need)),
+        "owners",
+    ),  # 1
+    "activations are there at once": Mutant(engine_mutants.activations_at_once, "owners"),  # 1
+    "another device's wave wakes nobody": Mutant(engine_mutants.home_never_woken, "owners"),  # 7
+    "loads of another device untold": Mutant(engine_mutants.loads_untold, "owners"),  # 2
+    "another device never sleeps": Mutant(
+        engine_mutants.others_never_sleep, "mixture with owners"
+    ),  # 1
     "what was done before forgotten": Mutant(
         replaced(Contest, "_settle", lambda contest, now: None), "rivals"
     ),  # 1

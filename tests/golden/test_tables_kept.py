@@ -87,8 +87,11 @@ def _compare(place: Path, patch: pytest.MonkeyPatch) -> None:
 def _export(place: Path, patch: pytest.MonkeyPatch) -> None:
     def tried(at: int) -> Any:
         return SimpleNamespace(
+            on_cpu=at,
             flags=SimpleNamespace(
-                n_cpu_moe=at, cache_mib=512 * (at % 3), split=(30, 19) if at % 2 else ()
+                patterns=("named",) if at == 5 else (),
+                cache_mib=512 * (at % 3),
+                split=(30, 19) if at % 2 else (),
             ),
             tokens_per_s=31.4 - at,
             interval=None if at == 2 else (30.1 - at, 33.3 - at),

@@ -21,6 +21,12 @@ def run_of(flags: str, *words: str) -> Run:
     return prepared(words_of(read_flags(flags), [*SMALL, *words]))
 
 
+def layers_on_devices(run: Run) -> tuple[int, ...]:
+    """By layer, the device that has it."""
+    geometry = run.controller.geometry
+    return tuple(geometry.on_device(geometry.key(0, site, 0)) for site in range(geometry.sites))
+
+
 def whole_layers(run: Run) -> list[int]:
     """The layers whose experts are all on the device at the start, and stay there."""
     held = set(run.controller.slots.initial)
@@ -93,7 +99,7 @@ def test_layers_are_split_between_gpus_as_the_flags_say(
     flags: str, on_first: int, layers: range
 ) -> None:
     run = run_of(flags)
-    assert run.controller.geometry.device_of == (0,) * on_first + (1,) * (16 - on_first)
+    assert layers_on_devices(run) == (0,) * on_first + (1,) * (16 - on_first)
     assert whole_layers(run) == list(layers)
     assert run.hardware.devices is not None
     assert run.hardware.devices.state_bits == 32
@@ -104,7 +110,7 @@ def test_other_gpus_are_told_by_words_and_split_by_flags() -> None:
     run = run_of("-ts 1,16", "devices=layers_2", "hardware.devices.peer.gb_per_s=50")
     assert run.hardware.devices is not None
     assert run.hardware.devices.peer.gb_per_s == 50
-    assert run.controller.geometry.device_of == (0,) + (1,) * 15
+    assert layers_on_devices(run) == (0,) + (1,) * 15
 
 
 # Contracts: C154
@@ -115,6 +121,23 @@ def test_context_sequences_and_bits_of_keys_and_values() -> None:
     assert (run.workload.batching, run.workload.together) == ("continuous", 2)
     assert run.workload.prefill_chunk == 16
     assert run_of("").workload.prefill_chunk == 512
+
+
+# Contracts: C145 C154
+def test_a_cache_is_split_among_gpus_as_their_layers_on_the_cpu() -> None:
+    """Layers 0 to 11 are the first GPU's, 12 to 15 the second one's; 9 to 11 and 14, 15 stay."""
+    run = run_of(r"-ts 12,5 -ot 'blk\.([0-8]|12|13)\.ffn=CPU' --moe-cache-mib 5")
+    assert whole_layers(run) == [9, 10, 11, 14, 15]
+    geometry, slots = run.controller.geometry, run.controller.slots
+    capacity = {
+        slots.pool_of[geometry.key(0, site, 0)]: slots.capacity_bytes[
+            slots.pool_of[geometry.key(0, site, 0)]
+        ]
+        for site in (0, 8, 12, 13)
+    }
+    assert [*capacity.values()] == [(5 << 20) * 9 // 11, (5 << 20) * 2 // 11]
+    result = execute(run)
+    assert result.summary["hit_ratio"] > 5 / 16
 
 
 # Contracts: C154
@@ -138,7 +161,6 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         ("-mg 1", "-mg is not modelled: the first GPU has what is of no layer"),
         ("-ts 3,0", "-ts 3,0 must have a number above 0 for each GPU"),
         ("-ts 1,1 -sm row", "-sm row is not modelled: GPUs that split every matrix"),
-        ("-ts 1,1 -cmoe --moe-cache-mib 1", "would span GPUs"),
         (r"-ts 10,7 -ot 'blk\.12\.=CUDA0'", "layer 12 on CUDA0, but the layer is on device 1"),
         ("--moe-expert-cache 48", "the engine's own is --moe-cache-mib"),
         ("-c", "-c needs a value"),

@@ -6,21 +6,29 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from sim import export
 from sim.answers.ask_gates import choose
-from sim.answers.engine_flags import Flags, read_flags, words_of
+from sim.answers.engine_flags import Flags, on_host, read_flags, words_of
 from sim.answers.export import Search, Tried, even, exported
 from sim.results.labels import Labels
 from sim.setup.configure import configure
+from sim.setup.execute import execute
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
+from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared, trial
 from sim.synthetic.synthesis import Request
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
+from sim.traces.writing import write_trace
 
 FEW = (
     "trace=tiny_mixtral",
@@ -77,14 +85,16 @@ class Curve(Search):
 
     def __init__(self, low: int, layers: int, speed: Callable[[int], float]) -> None:
         self._base, self._speed_of, self.layers = Flags(4096), speed, layers
-        self.split = ()
-        self._room = {((), n): 0 if n >= low else None for n in range(layers + 1)}
+        self.split, self.order, self._on_cpu = (), (), {}
+        self._room = {Flags(4096, n_cpu_moe=n): 0 if n >= low else None for n in range(layers + 1)}
         self.tried, self.refused = {}, {}
 
     def simulate(self, lines: Iterable[Flags]) -> None:
         for line in lines:
             speed = self._speed_of(line.n_cpu_moe)
-            self.tried.setdefault(line, Tried(line, speed, None, None, 0.0, Labels()))
+            self.tried.setdefault(
+                line, Tried(line, line.n_cpu_moe, speed, None, None, 0.0, Labels())
+            )
 
 
 # Contracts: C155
@@ -133,7 +143,9 @@ class Splits(Curve):
     def simulate(self, lines: Iterable[Flags]) -> None:
         for line in lines:
             speed = self._speed_of(line.split)  # type: ignore[arg-type]
-            self.tried.setdefault(line, Tried(line, speed, None, None, 0.0, Labels()))
+            self.tried.setdefault(
+                line, Tried(line, line.n_cpu_moe, speed, None, None, 0.0, Labels())
+            )
 
     def room_mib(self, on_cpu: int) -> int | None:
         return 0
@@ -172,6 +184,105 @@ def test_the_split_found_is_within_five_percent_of_trying_every_split() -> None:
     assert read_flags(found.flags.line()) == found.flags
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The words of three layers of eight experts, 2.6 GiB a layer. Two choose much the same experts
+    again, the one between them does not.
+    """
+    place = tmp_path_factory.mktemp("gates") / "three"
+    shape = ModelShape("three", "none", 3, 8, 2, 64, 64)
+    trace, other = (
+        synthesize(shape, tokens=24, sequences=2, lookahead=0, persistence=persistence)
+        for persistence in (0.98, 0.0)
+    )
+    trace.ids[:, 1], trace.weights[:, 1] = other.ids[:, 1], other.weights[:, 1]
+    assert trace.logits is not None
+    assert other.logits is not None
+    trace.logits[:, 1] = other.logits[:, 1]
+    write_trace(place, trace)
+    words = ("model.sites=3", "model.gates_of=three", f"trace.path={place}")
+    return ("model=tiny_gates_half_mixtral", "hardware=rtx4090_pcie4", "precision=fp16", *words)
+
+
+# Contracts: C155
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param((), id="the CPU is faster", marks=pytest.mark.thorough),
+        pytest.param(("hardware.cpu.memory_gb_per_s=2",), id="a cache is faster"),
+    ],
+)
+def test_what_is_found_for_two_gpus_is_within_five_percent_of_every_set_of_layers(
+    three: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """GPUs of 4.5 and 3.8 GiB: all splits, all sets of layers on the CPU, with a cache and without."""
+    sizes = ("hardware.memory_gib=4.5", "hardware.devices.others.slow.memory_gib=3.8")
+    given = (*three, *UNEQUAL, *sizes, *words)
+    search = exported(Flags(64), given, simulate, gpus=2)
+    tried, found = len(search.tried), search.best()[0]
+    for first in range(1, 4):
+        search.split = (float(first), float(4 - first))
+        for count in range(1, 4):
+            for on_cpu in combinations(range(3), count):
+                others = [layer for layer in range(3) if layer not in on_cpu]
+                search.order = (*on_cpu, *others)
+                if search.room_mib(count) is not None:
+                    lines = (search.line(count, cached=cached) for cached in (False, True))
+                    search.simulate(lines)
+    assert len(search.tried) > tried, "trying all is more than was tried"
+    assert found.tokens_per_s >= 0.95 * search.best()[0].tokens_per_s
+    assert all(read_flags(line.line()) == line for line in search.tried)
+
+
+# Contracts: C155
+def test_the_layer_that_a_cache_serves_worst_stays_whole(three: tuple[str, ...]) -> None:
+    """6 GiB hold a layer and a cache. --n-cpu-moe 2 keeps the last layer, pins keep the middle one."""
+    given = (*three, "hardware.memory_gib=6", "hardware.cpu.memory_gb_per_s=2")
+    search = exported(Flags(64), given, simulate)
+    first, second = search.best()[:2]
+    assert first.flags.patterns == (on_host((0, 2)),)
+    assert first.flags.cache_mib > 1000
+    assert first.tokens_per_s > 1.2 * second.tokens_per_s
+    search.order = ()
+    plain = search.tried[search.line(2, cached=True)]
+    assert plain.flags.cache_mib == first.flags.cache_mib
+    assert first.tokens_per_s > 2 * plain.tokens_per_s
+
+
+# Contracts: C145 C155
+def test_a_cache_takes_all_that_the_fuller_gpu_leaves_and_a_mib_more_does_not_fit() -> None:
+    given = (*GIVEN, *UNEQUAL)
+    search = Search(Flags(4096), given, simulate)
+    search.split = (12.0, 5.0)
+    line = search.line(16, cached=True)
+    run = prepared(words_of(line, given))
+    slots = run.controller.slots.bytes_by_device()
+    assert slots[0] == pytest.approx(3 * slots[1], rel=1e-6), "of 12 layers and of 4"
+    assert 0 <= min(left_bytes(run)) < 2 << 20
+    with pytest.raises(ValueError, match=r"device \d of 2: the device holds"):
+        prepared(words_of(replace(line, cache_mib=line.cache_mib + 2), given))
+
+
+# Contracts: C155
+def test_layers_go_to_the_cpu_by_turns_of_gpus_or_by_fewest_misses() -> None:
+    search = Search(Flags(4096), GIVEN, simulate)
+    search.split = (12.0, 5.0)
+    assert search.by_turns() == (0, 12, 1, 13, 2, 14, 3, 15, *range(4, 12))
+    search.split = ()
+    run = prepared(words_of(search.line(16, cached=True), GIVEN))
+    lookups = execute(run).frames.lookups
+    missed = lookups.filter(pl.col("outcome") == "miss")["site"].value_counts()
+    counts = dict(missed.iter_rows())
+    assert len({*counts.values()}) > 3
+    search.order = search.by_misses()
+    assert [counts.get(layer, 0) for layer in search.order] == sorted(
+        counts.get(layer, 0) for layer in range(16)
+    )
+    few = search.line(3, cached=True)
+    assert few.patterns == (on_host(search.order[:3]),)
+    assert "-ot" in few.line()
+
+
 # Contracts: C155
 def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -181,6 +292,8 @@ def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
     monkeypatch.setattr(
         Search, "climb", lambda self, *, cached: self.simulate([self.line(14, cached=cached)])
     )
+    for order in ("by_misses", "by_turns"):
+        monkeypatch.setattr(Search, order, lambda self: ())
     words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW, "context=8192"]
     assert export.main([*words, "kv=q8_0"]) == 0
     told = capsys.readouterr().out
@@ -208,12 +321,18 @@ def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
     monkeypatch.setattr(
         Search, "climb", lambda self, *, cached: self.simulate([self.line(14, cached=cached)])
     )
+    for order in ("by_misses", "by_turns"):
+        monkeypatch.setattr(Search, order, lambda self: ())
     words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW, "gpus=2"]
     assert export.main(words) == 0
     place = tmp_path / "outputs" / "export_tiny_gates_half_mixtral_rtx4090_pcie4"
     answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
     _, flags, *rest = shlex.split(answer["run"].removeprefix("moelab "))
-    assert flags == "flags=-ngl all -c 4096 -ts 9,8 --n-cpu-moe 14"
+    assert flags.startswith("flags=-ngl all -c 4096 -ts 9,8 --n-cpu-moe 14 --moe-cache-mib ")
+    mib = int(flags.split()[-1])
+    run = prepared(words_of(read_flags(flags.partition("=")[2]), rest))
+    each = run.controller.geometry.slot_sizes[0]
+    assert (mib - 1) << 20 < 14 * 8 * each <= mib << 20, "all experts of 14 layers, and no more"
     again = trial(words_of(read_flags(flags.partition("=")[2]), rest))
     assert again.summary["decode_tokens_per_s"] == answer["lines"][0]["tokens_per_s"]
     assert again.summary["hardware"].startswith("2 x rtx4090_pcie4 (layers)")

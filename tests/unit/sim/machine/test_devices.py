@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from sim.machine.devices import Device, Devices, Peer, each_alone, route_of
+from sim.machine.devices import SPLITS, Device, Devices, Peer, device_of, each_alone, route_of
 from sim.machine.hardware import Compute, Hardware
 from sim.machine.link import Link
 from sim.machine.model import Model
 from sim.machine.parts import SharedMemory
+from sim.verbs import asking
+from sim.verbs.names import names
 
 COMPUTE = Compute(100.0, 1.0, 1000.0, 1.0, 4.0, 1, 1, 1)
 LINK = Link(10.0, 1.0, 5.0, name="pcie")
@@ -37,7 +39,7 @@ def machine(**given: Any) -> Hardware:
     [
         ({"count": 1}, "count=1 must be .*>= 2"),
         ({"count": 17}, "from 2 to 16"),
-        ({"split": "rows"}, "split='rows'; allowed: layers, slices, copies"),
+        ({"split": "rows"}, "split='rows'; allowed: layers, slices, copies, owners"),
         ({"links": "both"}, "links='both'; allowed: own, shared"),
         ({"peer": None}, "peer=None must be a section"),
         ({"shares": [1]}, r"shares=\[1\] must be 2 numbers above 0"),
@@ -49,6 +51,12 @@ def machine(**given: Any) -> Hardware:
 def test_a_section_that_cannot_be_is_refused_with_its_key(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"hardware.devices.*{told}"):
         devices(**given)
+
+
+# Contracts: C156
+def test_every_split_is_a_word_of_ask_and_has_a_file() -> None:
+    assert asking.SPLITS == SPLITS
+    assert sorted(names("devices")) == sorted(f"{split}_2" for split in SPLITS)
 
 
 # Contracts: C163
@@ -106,6 +114,35 @@ def test_three_devices_have_all_layers_in_order() -> None:
     assert found == (0,) * 3 + (1,) * 6 + (2,) * 2
 
 
+# Contracts: C157 C169
+def test_keys_are_where_their_layers_are_or_with_their_owners() -> None:
+    """Two sites of three experts and the place of a dense block; a third of them is home's."""
+    small = replace(model(2), experts=3)
+    assert device_of(machine(devices=None), small) == ()
+    split = machine(devices=devices(shares=(1, 2)))
+    assert device_of(split, small) == (0,) * 4 + (1,) * 4
+    owned = machine(devices=devices(split="owners", shares=(1, 2)))
+    assert device_of(owned, small) == (0, 1, 1, 0) * 2
+    assert owned.link_names == ("pcie", "pcie_1")
+
+
+# Contracts: C169
+@pytest.mark.parametrize(
+    ("shares", "homes"), [((), 4), ((1, 3), 2), ((3, 1), 6), ((1, 1e-3), None), ((0.5, 0.5), 4)]
+)
+def test_experts_go_by_shares_of_those_that_have_weights(
+    shares: tuple[float, ...], homes: int | None
+) -> None:
+    found = devices(split="owners", shares=shares)
+    if homes is None:
+        with pytest.raises(ValueError, match="leaves device 1 of 2 without an expert of m"):
+            found.owner_of(model())
+        return
+    assert found.owner_of(model()) == (0,) * homes + (1,) * (8 - homes) + (0,)
+    stored = replace(model(), experts=10, null_experts=2)
+    assert found.owner_of(stored) == (0,) * homes + (1,) * (8 - homes) + (0,) * 3
+
+
 def test_messages_have_the_bytes_of_the_rows_activations() -> None:
     """100 numbers of 16 bits are 200 B: 20 ns at 10 GB/s, and 3 us. Three devices send 4/3."""
     assert devices().crossing_ns(model(), 1) == 3_020
@@ -122,7 +159,7 @@ def test_each_device_has_a_link_with_a_name_of_its_own_unless_they_share_it() ->
     assert [one.memory_gib for one in each_alone(three)] == [8.0, 8.0, 4.0]
     assert [one.links[0].name for one in each_alone(three)] == ["pcie"] * 3
     route = route_of(three, model(6))
-    assert (route.engines, route.link_of) == ((1, 1, 3), three.devices.device_of(model(6)))  # type: ignore[union-attr]
+    assert (route.engines, route.link_of) == ((1, 1, 3), device_of(three, model(6)))
     shared = machine(devices=devices(links="shared"))
     assert (shared.link_names, route_of(shared, model()).links) == (("pcie",), 1)
     in_step = machine(devices=devices(split="copies"))

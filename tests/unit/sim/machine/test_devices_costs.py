@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.devices_costs import InStep, OnLayers
-from sim.machine.durations import FixedDurations
+from sim.machine.devices_costs import InStep, OnLayers, OnOwners
+from sim.machine.durations import FixedDurations, OwnedDurations
 from sim.values.types import Step
 
 
@@ -90,3 +90,20 @@ def test_devices_in_step_compute_nothing_on_the_cpu() -> None:
     both = InStep(one, one, parts=1, services=1, layers_at=(1,) * 4, sum_ns=lambda rows: 0)
     with pytest.raises(ValueError, match="placement=load, or split=layers"):
         both.cpu_ns(0, 0, 1)
+
+
+# Contracts: C170
+def test_home_has_the_dense_work_and_each_owner_its_experts_time_and_link() -> None:
+    one = FixedDurations([100], 50, [10], [{3: 300}], latency_ns=[30])
+    other = FixedDurations([900], 90, [40], [{3: 120}], latency_ns=[4])
+    both = OnOwners([one, other], False, lambda rows: 7 * rows)
+    assert (both.dense_ns(step(0)), both.tail_ns(step(0)), both.expert_ns(0, 0, 1)) == (
+        [100],
+        50,
+        10,
+    )
+    assert [both.expert_on_ns(device, 0, 0, 1) for device in (0, 1)] == [10, 40]
+    assert [both.hop_ns(link, 3) for link in (0, 1)] == [300, 120]
+    assert (both.devices, both.message_ns(3)) == (2, 21)
+    assert isinstance(both, OwnedDurations)
+    assert not isinstance(on_layers(), OwnedDurations)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from helpers.round_machine import machine, small
-from sim.machine.ledger import check_memory, overflow_bytes
+from sim.machine.ledger import Ledger, check_ledger, make_ledger, overflow_bytes
 
 
 @dataclass(frozen=True)
 class Limits:
     tokens: int = 1
     rows: int = 1
+
+
+def check_memory(model: Any, hardware: Any, limits: Limits, **sizes: int) -> Ledger:
+    """The ledger of a run that fits."""
+    ledger = make_ledger(model, hardware, limits, **sizes)
+    check_ledger(ledger, hardware, limits)
+    return ledger
 
 
 # Contracts: C82

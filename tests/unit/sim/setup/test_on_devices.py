@@ -21,7 +21,9 @@ from sim.values.types import Step
 from sim.values.units import us
 
 COMMON = ("system=lru", "trace.max_sequences=1", "budget.resident_share=0.5")
-LAYERS, SLICES, COPIES = (f"devices={split}_2" for split in ("layers", "slices", "copies"))
+LAYERS, SLICES, COPIES, OWNERS = (
+    f"devices={split}_2" for split in ("layers", "slices", "copies", "owners")
+)
 STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
 
 
@@ -30,6 +32,11 @@ STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
     ("words", "told"),
     [
         ((LAYERS, "bounds=max"), "bounds=none"),
+        ((OWNERS, "bounds=max"), "bounds=none"),
+        ((OWNERS, "system=mixtral_offloading"), "set cache.scope to global$"),
+        ((OWNERS, "system=fiddler"), None),
+        ((OWNERS, "loader.wait=by_projection"), "does not go with hardware.devices"),
+        ((OWNERS, "loader.prefetch_budget=within_layer"), "prefetch_budget to a number"),
         ((LAYERS, "system=hobbit", "cache=lru"), None),
         ((LAYERS, "system=hobbit"), "cache.scope to global or site"),
         ((LAYERS, "loader.staging_slots=2"), None),
@@ -160,8 +167,47 @@ def test_a_third_slower_card_makes_it_slower_where_two_hold_everything() -> None
     assert three < two
 
 
+# Contracts: C172
+def test_home_holds_all_but_the_other_owners_experts() -> None:
+    """Of 22 GiB of slots each owner has half; dense weights, keys and values are home's alone."""
+    one, two = prepared([*COMMON]), prepared([*COMMON, OWNERS])
+    mine, both = one.ledger, two.ledger
+    by_device = two.controller.slots.bytes_by_device()
+    assert by_device[0] == by_device[1]
+    assert (both.slot_bytes, both.dense_bytes) == (sum(by_device.values()), mine.dense_bytes)
+    assert (both.kv_bytes, both.reserved_bytes) == (mine.kv_bytes, 2 * mine.reserved_bytes)
+    with pytest.raises(ValueError, match=r"device 0 of 2: the device holds 12\.5 GiB"):
+        prepared([*COMMON, OWNERS, "hardware.memory_gib=12.5"])
+
+
+# Contracts: C170 C172
+def test_owners_load_and_compute_beside_each_other() -> None:
+    """With half of the loads on each link two are faster than one."""
+    one, two = (execute(prepared([*COMMON, *more])).summary for more in ((), (OWNERS,)))
+    assert two["hardware"] == "2 x rtx4090_pcie4 (owners)"
+    assert two["makespan_s"] < one["makespan_s"]
+    assert two["stall_s"]["cpu_join"] > 0 == one["stall_s"]["cpu_join"]
+    assert set(two["bytes"]) == {"pcie", "pcie_1"}
+    assert two["compute_busy_s"] < one["compute_busy_s"]
+
+
+# Contracts: C159
+def test_chunks_of_a_prompt_follow_each_other_through_all_devices() -> None:
+    """Everything is resident: two devices take what one takes, and a message each chunk more."""
+    words = ["system=lru", "trace.max_sequences=1", "budget.resident_share=1"]
+    words += ["hardware.memory_gib=80", "workload=continuous_4_chunked", "workload.prefill_chunk=8"]
+    one, two = (prepared([*words, *more]) for more in ((), (LAYERS,)))
+    assert sum(not step.decode for step in two.workload.steps) > 2
+    devices = two.hardware.devices
+    assert devices is not None
+    messages = sum(devices.crossing_ns(two.model, step.rows) for step in two.workload.steps)
+    assert messages > 0
+    times = [execute(run).frames.makespan_ns for run in (one, two)]
+    assert times[1] - times[0] == messages
+
+
 # Contracts: C162
-@pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES])
+@pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES, OWNERS])
 def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: Path) -> None:
     run = prepared([*COMMON, "system=moe_infinity" if devices == SLICES else "system=lru", devices])
     result = execute(run)

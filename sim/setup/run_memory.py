@@ -1,0 +1,70 @@
+"""What a run takes of each device's memory, and what it leaves (contracts C82, C160 and C172)."""
+
+from __future__ import annotations
+
+from sim.core.controller import Controller
+from sim.machine.devices import each_alone
+from sim.machine.hardware import Hardware
+from sim.machine.ledger import Ledger, check_ledger, make_ledger, overflow_bytes
+from sim.machine.model import Model
+from sim.results.run import Run
+from sim.setup.on_devices import ledger_on, ledgers_on
+from sim.workload.steps import Limits
+
+
+def check_run_memory(
+    model: Model,
+    hardware: Hardware,
+    limits: Limits,
+    controller: Controller,
+    draft_layers: int,
+) -> Ledger:
+    """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
+    memory.
+    """
+    ledger = _ledger_alone(model, hardware, limits, controller, draft_layers)
+    if hardware.devices is None:
+        check_ledger(ledger, hardware, limits)
+        return ledger
+    return ledger_on(hardware, model, limits, ledger, controller.slots.bytes_by_device())
+
+
+def left_bytes(run: Run) -> tuple[int, ...]:
+    """By device, the memory that a run leaves."""
+    drafts, limits = run.workload.speculation.layers_in_use, run.workload.limits
+    ledger = _ledger_alone(run.model, run.hardware, limits, run.controller, drafts)
+    if run.hardware.devices is None:
+        return (run.hardware.memory_bytes - ledger.total_bytes,)
+    by_device = run.controller.slots.bytes_by_device()
+    parts = ledgers_on(run.hardware, run.model, limits, ledger, by_device)
+    machines = each_alone(run.hardware)
+    return tuple(
+        machine.memory_bytes - part.total_bytes
+        for part, machine in zip(parts, machines, strict=True)
+    )
+
+
+def _ledger_alone(
+    model: Model, hardware: Hardware, limits: Limits, controller: Controller, draft_layers: int
+) -> Ledger:
+    """What one device would hold that has everything."""
+    loader, slots = controller.loader, controller.slots
+    capacity = slots.capacity_bytes
+    largest = max(controller.geometry.slot_sizes)
+    over = 0
+    if loader.retention == "after_batch":
+        union = min(model.stored_experts, limits.rows * model.top_k) * largest
+        issued = controller.route.engines[0] * loader.in_flight * largest
+        over = overflow_bytes(union, issued, min(capacity))
+    sizes = {
+        "slot_bytes": sum(capacity),
+        "staging_bytes": loader.staging_slots * largest,
+        "overflow_bytes": over,
+        "dense_slots": loader.dense_slots,
+        "parts_bytes": model.sites
+        * model.stored_experts
+        * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
+        "draft_bytes": draft_layers
+        * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
+    }
+    return make_ledger(model, hardware, limits, **sizes)
