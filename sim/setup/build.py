@@ -28,6 +28,7 @@ from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
 from sim.setup.on_devices import check_devices_parts, durations_on, ledger_on
+from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
 from sim.traces.trace import Trace, read_header, read_trace
@@ -59,7 +60,7 @@ def build(
     Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
     them.
     """
-    config = checked_settings(cfg)
+    config = with_gates(checked_settings(cfg))
     shared = shared or Shared(0)
     parts = make_parts(config)
     model, hardware, selector = parts.model, parts.hardware, parts.precision

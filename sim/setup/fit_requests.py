@@ -15,7 +15,9 @@ from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
+from sim.setup.own_gates import with_gates
 from sim.setup.parts import make_part
+from sim.setup.refusals import checked_settings
 from sim.traces.trace import Trace
 from sim.verbs.names import of_file
 
@@ -90,5 +92,5 @@ def predictor_of(name: str) -> Predictor:
 
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
     # The default system chooses a predictor; the words replace it.
-    cfg, _ = configure(*overrides)
-    return {group: make_part(cfg, group) for group in GROUPS}
+    config = with_gates(checked_settings(configure(*overrides)[0]))
+    return {group: make_part(config, group) for group in GROUPS}
