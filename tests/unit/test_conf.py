@@ -25,6 +25,7 @@ from sim.setup.parts import PARTS
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
+from sim.verbs.names import names
 
 CONF = ROOT / "conf"
 Configure = Callable[..., DictConfig]
