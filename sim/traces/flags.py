@@ -1,0 +1,26 @@
+"""Flags of a trace's sequences, by which ``exclude`` leaves some out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sim.traces.header import Header
+from sim.verbs.names import nearest
+
+
+def check_flags(exclude: Iterable[str], *headers: Header, key: str = "trace.exclude") -> None:
+    """Raise ValueError, with the nearest name, for a flag that no sequence of these traces has.
+
+    ``key`` is the word that named them.
+    """
+    known = sorted(
+        {flag for one in headers for sequence in one.sequences for flag in sequence.flags}
+    )
+    for flag in exclude:
+        if flag not in known:
+            raise ValueError(
+                f"{key} names {flag}, but the sequences of trace"
+                f" {', '.join(one.name for one in headers)} have the flags"
+                f" {', '.join(known) or '(none)'}{nearest(flag, known)}; leave it out, or name one"
+                " of these"
+            )
