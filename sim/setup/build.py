@@ -53,9 +53,9 @@ def build(
     """A fresh run of a composed configuration, or of the plain values of one.
 
     ``system`` is the run's name. ``trace``: the run's trace, where the caller has read it already
-    (with the columns that the run needs). ``shared`` keeps traces and workloads for the next run.
-    ``stored_bytes``: the bytes of an expert at each precision in a real store; they replace the
-    model's nominal sizes. ``changed``: overrides that the run's labels name.
+    (with the columns that the run needs) and named one in ``cfg``. ``shared`` keeps traces and
+    workloads for the next run. ``stored_bytes``: the bytes of an expert at each precision in a real
+    store; they replace the model's nominal sizes. ``changed``: overrides that the run's labels name.
 
     Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
     them.
