@@ -159,6 +159,7 @@ def answer(
         labels,
         question.is_log,
         None if target is None else _needed(question, target, bench, found, asked),
+        run.model.top_k,
         f"{run.model.name} on {run.hardware.title}, {run.resident_share:.3g} resident unless varied",
     )
 
