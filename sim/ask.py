@@ -73,12 +73,13 @@ def _name(words: Words) -> str:
 def _ask(words: Words) -> Found:
     """Choose the gates, run every system, and find what would change the answer."""
     own = words.own
-    common, gates, model = asked(words)
+    context_tokens = int(own.get("context", "4096"))
+    common, gates, model = asked(words, context_tokens)
     common.append("budget=fit")
     stored = str(model.stored or "fp16")
     precisions = own.get("precisions", f"{stored},q4_k_m").split(",")
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
-    common += _at_the_end_of(int(own.get("context", "4096")), run)
+    common += _at_the_end_of(context_tokens, run)
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
     told = gates.told
     if gates.is_made and (systems := fit_beside(run.trace, Path(gates.path))):

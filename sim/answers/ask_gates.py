@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sim.machine.ledger import check_memory
 from sim.machine.model import Model
 from sim.setup.configure import configure
 from sim.setup.own_gates import USUAL, OwnGates, own_gates
@@ -13,6 +14,7 @@ from sim.setup.parts import make_hardware, make_model
 from sim.setup.refusals import checked_settings
 from sim.verbs.asking import SPLITS
 from sim.verbs.words import Words
+from sim.workload.steps import Limits
 
 
 def _gpus(own: Mapping[str, str]) -> list[str]:
@@ -21,11 +23,12 @@ def _gpus(own: Mapping[str, str]) -> list[str]:
     return [f"devices={split}_2", f"hardware.devices.count={count}"] if count > 1 else []
 
 
-def asked(words: Words) -> tuple[list[str], OwnGates, Model]:
+def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     """The overrides that all runs of a question share: its model, its machine, its own ones, and
     gates; the gates; and the model.
 
-    Raise ValueError for a model or a machine that cannot be, and where there are no gates.
+    Raise ValueError for a model or a machine that cannot be, for a ``context`` of so many tokens
+    whose keys and values alone fill the device, and where there are no gates.
     """
     own = words.own
     given = [word for word in words.overrides if word.startswith(("trace=", "trace.path="))]
@@ -38,7 +41,9 @@ def asked(words: Words) -> tuple[list[str], OwnGates, Model]:
     # With any trace: none is read yet.
     config = checked_settings(configure(*common, "budget=fit", "outputs=summary")[0])
     model = make_model(config)
-    make_hardware(config)
+    hardware = make_hardware(config)
+    if hardware.devices is None and not model.encoder_sites:
+        check_memory(model, hardware, Limits(context, 1), slot_bytes=0)
     if given:
         return [*common, *given], OwnGates("", "gates as given"), model
     sizes = ("tokens", "sequences", "prompt_tokens")

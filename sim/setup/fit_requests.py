@@ -42,9 +42,9 @@ class FitRequest:
     output_dir: Path
 
 
-def request_of(arguments: Sequence[str]) -> FitRequest:
+def request_of(arguments: Sequence[str], trains: bool = False) -> FitRequest:
     """The request that a command line makes. The trace is read. Raise ValueError for the first
-    thing that is wrong.
+    thing that is wrong. ``trains``: only what no statistics of rows make is asked for.
     """
     words = dict.fromkeys(GROUPS, False)
     output_dir, overrides = OUTPUT_DIR, []
@@ -71,7 +71,11 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
     fit = predictor.requires.fit
     if fit is None:
         raise ValueError(
-            f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is"
+            f"{type(predictor).__name__} has nothing to fit; moelab run takes it as it is"
+        )
+    if trains and fit.learn is not None:
+        raise ValueError(
+            f"{type(predictor).__name__} is no network; moelab fit makes its statistics"
         )
     trace = load_trace(choice.path, predictor.requires.lookahead_sites)
     return FitRequest(
