@@ -92,17 +92,20 @@ def _check_keys(target: Callable[..., Any], node: Mapping[str, Any], place: str)
 
 @cache
 def _target(path: object, place: str) -> Any:
-    """The class or function that ``_target_`` names. Raise ValueError if there is none."""
-    module, _, name = str(path).rpartition(".")
+    """The class or function that ``_target_`` names, which may lie inside a class. Raise
+    ValueError, with what its module was refused for, if there is none.
+    """
+    told = f"{place}._target_={path!r} names nothing that can be imported"
+    first, *others = str(path).split(".")
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        # Hydra also finds names inside a class.
-        from hydra.utils import get_object
-
-        try:
-            return get_object(str(path))
-        except Exception as error:
-            raise ValueError(
-                f"{place}._target_={path!r} names nothing that can be imported"
-            ) from error
+        found: Any = import_module(first)
+        for at, name in enumerate(others, 1):
+            if not hasattr(found, name):
+                import_module(".".join([first, *others[:at]]))
+            found = getattr(found, name)
+    # A module of one's own may fail by any exception.
+    except Exception as error:
+        own = "; the folder of a module of your own must stand in PYTHONPATH"
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == first
+        raise ValueError(f"{told} ({error}){own if is_absent else ''}") from error
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sim.process.drivers import has_cuda
 from sim.values.fields import HEADER_FILE
-from sim.values.places import ROOT, is_free
+from sim.values.places import ROOT, is_free, words_for
 from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
 from sim.verbs.synonyms import meanings, spoken
 from sim.verbs.verb import Kind, Option, Verb
@@ -251,6 +251,8 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
                 near = f"; a folder is given as trace.path={name}"
             if group == "model" and not nearest(name, known):
                 near += ", moelab models from=config.json makes one"
+            for own in sorted(Path().glob(f"*/{group}/{name}.yaml")):
+                near = f"; {own} is found by {words_for(own)}"
             raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
     if "," in text and not several:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")
