@@ -95,17 +95,27 @@ def _target(path: object, place: str) -> Any:
     """The class or function that ``_target_`` names, which may lie inside a class. Raise
     ValueError, with what its module was refused for, if there is none.
     """
-    told = f"{place}._target_={path!r} names nothing that can be imported"
-    first, *others = str(path).split(".")
     try:
-        found: Any = import_module(first)
-        for at, name in enumerate(others, 1):
-            if not hasattr(found, name):
-                import_module(".".join([first, *others[:at]]))
-            found = getattr(found, name)
+        return _located(str(path))
     # A module of one's own may fail by any exception.
     except Exception as error:
         own = "; the folder of a module of your own must stand in PYTHONPATH"
-        is_absent = isinstance(error, ModuleNotFoundError) and error.name == first
-        raise ValueError(f"{told} ({error}){own if is_absent else ''}") from error
-    return found
+        is_absent = isinstance(error, ModuleNotFoundError) and "." not in str(error.name)
+        raise ValueError(
+            f"{place}._target_={path!r} names nothing that can be imported ({error})"
+            f"{own if is_absent else ''}"
+        ) from error
+
+
+def _located(path: str) -> Any:
+    """What a dotted path names: an attribute of a module, or of a class in one."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if "." not in module:
+            raise
+        try:
+            return getattr(_located(module), name)
+        except (ImportError, AttributeError):
+            raise error from None

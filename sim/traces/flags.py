@@ -16,11 +16,10 @@ def check_flags(exclude: Iterable[str], *headers: Header, key: str = "trace.excl
     known = sorted(
         {flag for one in headers for sequence in one.sequences for flag in sequence.flags}
     )
-    for flag in exclude:
-        if flag not in known:
-            raise ValueError(
-                f"{key} names {flag}, but the sequences of trace"
-                f" {', '.join(one.name for one in headers)} have the flags"
-                f" {', '.join(known) or '(none)'}{nearest(flag, known)}; leave it out, or name one"
-                " of these"
-            )
+    if unknown := [flag for flag in exclude if flag not in known]:
+        raise ValueError(
+            f"{key} names {', '.join(unknown)}, but the sequences of trace"
+            f" {', '.join(one.name for one in headers)} have the flags"
+            f" {', '.join(known) or '(none)'}{nearest(unknown[0], known)}; leave it out, or name one"
+            " of these"
+        )
