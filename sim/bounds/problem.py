@@ -298,7 +298,7 @@ def _dense_blocks(
     requests take no bytes.
     """
     first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
-    count = max(0, gates - first) if first else 0
+    count = gates - first if first else 0
     size = min(controller.dense_bytes) if first else 0
     none = np.zeros(count, np.int64)
     load_ns = link_time_ns(durations, controller, size) if count else 0

@@ -132,10 +132,11 @@ class Replay:
     @cached_property
     def _events(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """The columns call, kind, key, value and tick of the controller's events."""
-        events = np.array(self.controller.events, np.int64).reshape(-1, 4)
+        call, kind, key, value = (
+            np.asarray(column, np.int64) for column in self.controller.event_columns.values()
+        )
         gate_calls = np.array(self.controller.gate_calls, np.int64)
-        tick = np.searchsorted(gate_calls, events[:, 0], side="right") - 1
-        return events[:, 0], events[:, 1], events[:, 2], events[:, 3], tick
+        return call, kind, key, value, np.searchsorted(gate_calls, call, side="right") - 1
 
     def lapse(self, key: int, tick: int, found: bool) -> Lapse:
         """The past of ``key`` at a gate, where it was ``found`` or had to be loaded."""

@@ -7,7 +7,7 @@ module: it decides when a transfer claims.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sim.core.loader import Loader
 from sim.core.protection import Protection
@@ -16,7 +16,7 @@ from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, UNUSED, Slots
 from sim.core.staging import Staging
 from sim.core.transfer import NO_TRANSFER, Transfer
 from sim.policies.base import CachePolicy, Payload
-from sim.values.types import Cause, Event, Geometry, PrefetchOutcome, Route
+from sim.values.types import EVENT_COLUMNS, Cause, Event, Geometry, PrefetchOutcome, Route
 
 # Plain ints, because members of an IntEnum are looked up and compared several times slower.
 EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
@@ -39,6 +39,7 @@ class Claims:
         "_ends",
         "_key_bytes",
         "_limits_staging",
+        "_packed_events",
         "_ram_link",
         "_rows",
         "_stages",
@@ -88,7 +89,9 @@ class Claims:
         ]
         self.calls = 0
         self.events: list[int] = []
-        """Rows of four ints, flat: call, kind, key, value (see `Event`)."""
+        """Rows of four ints, flat: call, kind, key, value (see `Event`). A run that packs its
+        columns leaves none here: read ``event_columns``."""
+        self._packed_events: Mapping[str, Sequence[int]] | None = None
         # By key, its last transfer. It is read for keys that are queued, in flight or UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
         self._writes_back = loader.write_back
@@ -234,6 +237,14 @@ class Claims:
                 self._transfer_of[victim].outcome = EVICTED_UNUSED
             state[victim] = ABSENT
             cache.on_evict(victim)
+
+    @property
+    def event_columns(self) -> Mapping[str, Sequence[int]]:
+        """The columns of ``events`` by name (`EVENT_COLUMNS`), of a packed run, too."""
+        if self._packed_events is not None:
+            return self._packed_events
+        width = len(EVENT_COLUMNS)
+        return {name: self.events[nth::width] for nth, name in enumerate(EVENT_COLUMNS)}
 
     def _note_evictions(self, victims: Sequence[int], key: int) -> None:
         """Write a row for each victim that the row of an issue does not name. ``key``: the key

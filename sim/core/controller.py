@@ -39,13 +39,23 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.payloads import Whole
-from sim.values.packing import INT8, INT32, Packing
-from sim.values.types import SKIP, Geometry, Route
+from sim.values.packing import COUNT32, INT8, INT32, Packing
+from sim.values.types import EVENT_COLUMNS, SKIP, Geometry, Route
 
 ONE_LINK = Route()
-PACKED = ("gate_calls", "lookup_keys", "lookup_outcomes", "lookup_wanted", "events")
-"""The columns that grow with every gate, and that nothing reads before the end of a run."""
-WIDTHS = {"lookup_keys": INT32, "lookup_outcomes": INT8, "lookup_wanted": INT8}
+PACKED = ("gate_calls", "lookup_keys", "lookup_outcomes", "lookup_wanted")
+"""The columns that grow with every gate, and that nothing reads before the end of a run. Events do,
+too, row after row."""
+WIDTHS = {
+    "gate_calls": COUNT32,
+    "lookup_keys": INT32,
+    "lookup_outcomes": INT8,
+    "lookup_wanted": INT8,
+    "call": COUNT32,
+    "kind": INT8,
+    "key": INT32,
+    "value": INT32,
+}
 WHOLE = Whole()
 
 
@@ -153,15 +163,19 @@ class Controller(Lookups):
         Nobody may read these columns from then on until ``finish`` puts them together.
         """
         if self._packing is None:
-            self._packing = Packing({(name,): getattr(self, name) for name in PACKED}, WIDTHS)
+            rows: dict[tuple[str, ...], list[int]] = {(n,): getattr(self, n) for n in PACKED}
+            self._packing = Packing(rows | {EVENT_COLUMNS: self.events}, WIDTHS)
         self._packing.pack()
         self.issued.pack()
 
     def finish(self) -> None:
         super().finish()
         if self._packing is not None:
-            for name, column in self._packing.whole().items():
-                setattr(self, name, column)
+            columns = self._packing.whole()
+            for name in PACKED:
+                setattr(self, name, columns[name])
+            self._packed_events = {name: columns[name] for name in EVENT_COLUMNS}
+            del self.events
 
     def begin_sequence(self, sequence: int) -> None:
         self.calls += 1

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.core.transfer import UNUSED_AT_END, Transfer
-from sim.values.packing import INT64
+from sim.values.packing import COUNT32, INT32, INT64
 
-PACKED = ("key", "call", "moved_bytes", "victim")
-"""What is kept of a packed transfer beside its number. ``victim`` is -1 where none was evicted."""
+PACKED = {"key": INT32, "call": COUNT32, "moved_bytes": INT64, "victim": INT32}
+"""What is kept of a packed transfer beside its number, and how wide. ``victim`` is -1 where none was
+evicted."""
 ALIKE = {"first_link": 0, "prefetch": 0, "dense": 0, "parent": -1, "outcome": UNUSED_AT_END}
 """What is the same for all that are packed."""
 
@@ -35,8 +36,8 @@ class Issued(list[Transfer]):
 
     def __init__(self, transfers: Iterable[Transfer] = ()) -> None:
         super().__init__(transfers)
-        self._numbers = array(INT64)
-        self._columns = {name: array(INT64) for name in PACKED}
+        self._numbers = array(COUNT32)
+        self._columns = {name: array(width) for name, width in PACKED.items()}
         self._open: list[int] = []  # those that were on their way when they were last looked at
         self._seen = 0
         self._row_of: dict[int, int] = {}  # by number, of those that are packed; made when asked
@@ -58,9 +59,10 @@ class Issued(list[Transfer]):
 
     def objects(self) -> Iterator[tuple[int, Transfer]]:
         """Number and transfer of those that are not packed, in order."""
-        for number, transfer in enumerate(super().__iter__()):
-            if transfer is not None:
-                yield number, transfer
+        is_object = np.ones(len(self), np.bool_)
+        is_object[np.asarray(self._numbers)] = False
+        for number in np.flatnonzero(is_object).tolist():
+            yield number, list.__getitem__(self, number)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """One number of every transfer: of `PACKED`, `ALIKE`, or ``outcome``."""

@@ -116,7 +116,7 @@ class Prefetches(Transfers):
 
     @property
     def num_prefetches_queued(self) -> int:
-        return self.events[1::4].count(QUEUE_PREFETCH)
+        return self.event_columns["kind"].count(QUEUE_PREFETCH)
 
     @property
     def prefetch_counts(self) -> list[int]:

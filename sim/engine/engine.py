@@ -14,13 +14,22 @@ from sim.engine.lanes import make_link
 from sim.engine.links import SERVICE, Link
 from sim.engine.stream import Stream
 from sim.machine.durations import Durations
-from sim.values.packing import Packing, packed_column
+from sim.values.packing import COUNT32, INT8, INT32, INT64, Packing, narrow, packed_column
 from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
 
 PACKED_STEPS = 256
 """After so many steps long columns are packed."""
+SERVICES = {
+    "service_number": COUNT32,
+    "service_link": INT32,
+    "service_engine": INT32,
+    "service_urgent": INT8,
+    "service_start_ns": INT64,
+    "service_bytes": INT64,
+}
+"""The record's columns of a row of services, in its order, and how wide they are."""
 
 
 class Engine(Stream):
@@ -110,7 +119,7 @@ class Engine(Stream):
 
     def keep_packed(self) -> None:
         """Keep long columns as arrays (`sim.values.packing`), the controller's, too."""
-        self._packing = Packing(self._long_columns(), {})
+        self._packing = Packing(self._long_columns(), {"first_rows": COUNT32})
         self.services, self.record.service_end_ns = packed_column(), packed_column()
         for link in self._links:
             link.note_services()
@@ -277,14 +286,8 @@ class Engine(Stream):
     def _close(self, now: int) -> None:
         """The run is over: fill the record. Transfers that are still on a link are cut."""
         record, notes, services = self.record, self._notes, self.services
-        (
-            record.service_number,
-            record.service_link,
-            record.service_engine,
-            record.service_urgent,
-            record.service_start_ns,
-            record.service_bytes,
-        ) = (services[i::SERVICE] for i in range(SERVICE))
+        for nth, (name, width) in enumerate(SERVICES.items()):
+            setattr(record, name, narrow(services[nth::SERVICE], width))
         del services[:]  # a long run has no room for both
         record.makespan_ns = now
         for name, column in self._whole_columns().items():

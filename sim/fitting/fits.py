@@ -113,7 +113,7 @@ def _profile(trace: Trace) -> Profile:
         raise ValueError(
             f"a policy of this run is fitted on what the fit sequences of the trace chose; {error}"
         ) from error
-    chosen, experts = workload.chosen[0], trace.header.model.experts
+    chosen, experts = workload.experts_in_order, trace.header.model.experts
     uses = [
         np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)
     ]

@@ -16,8 +16,6 @@ from sim.results.transfer_frames import labels
 from sim.values.types import Event
 
 Ints = NDArray[np.int64]
-EVENT_COLUMNS = ("call", "kind", "key", "value")
-"""The columns of a controller's ``events``, which lie row after row in one list."""
 WAVE_COLUMNS = ("call", "admitted")
 """The columns of a controller's ``wave_calls``: the call, and how many needs it admitted."""
 KINDS = ["lookup", *(event.name.lower() for event in Event)]
@@ -40,7 +38,9 @@ class Decisions:
     ) -> None:
         self._keys, self._outcomes, self._names = keys, outcomes, [*names, None]
         self._gate_calls = np.asarray(controller.gate_calls, np.int64)
-        self._events = _columns(controller.events, EVENT_COLUMNS)
+        self._events = {
+            name: np.asarray(column, np.int64) for name, column in controller.event_columns.items()
+        }
         self._looked_up = self._lookup_calls(tick, controller.wave_calls)
 
     @property

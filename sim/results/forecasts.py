@@ -180,7 +180,7 @@ def _count_single_rows(workload: Workload, counts: Counts) -> None:
         [step.start for step in workload.steps if step.decode and step.rows == 1], np.int64
     )
     forecast = workload.forecasts[0][rows, :-1, 0]  # made at site s for site s + 1
-    actual = workload.chosen[0][rows, 1:]
+    actual = workload.experts_in_order[rows, 1:]
     known = (forecast >= 0).any(axis=-1)
     forecast, actual = forecast[known], actual[known]
     hits = ((forecast[:, :, None] == actual[:, None, :]) & (forecast[:, :, None] >= 0)).any(axis=2)

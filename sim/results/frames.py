@@ -386,7 +386,7 @@ def compute_busy_ns(frames: Frames) -> int:
     total = sum(frames.record.slowed_ns[:1])
     for step in workload.steps:
         dense = durations.dense_ns(step)
-        total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
+        total += sum(map(dense.__getitem__, step.sites)) + durations.tail_ns(step)
     tokens, geometry = frames.computed_tokens, frames.controller.geometry
     kept = ~_is_one_of(NOT_ON_DEVICE)[frames.outcomes] & (tokens > 0)
     kinds = int(tokens.max(initial=0)) + 1

@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Mapping
 from typing import cast
 
-INT8, INT32, INT64 = "b", "i", "q"
+INT8, INT32, COUNT32, INT64 = "b", "i", "I", "q"
+"""The widths of a column's entries. COUNT32 goes from 0 to 4.3 billion."""
 
 
 def packed_column() -> list[int]:
@@ -15,6 +16,12 @@ def packed_column() -> list[int]:
     What is typed as a list here is an array, which can be used as a list can.
     """
     return cast(list[int], array(INT64))
+
+
+def narrow(column: list[int], width: str) -> list[int]:
+    """A column as it is, or as an array of this width where it is an array already."""
+    is_array = isinstance(cast(object, column), array)
+    return cast(list[int], array(width, column)) if is_array else column
 
 
 class Packing:

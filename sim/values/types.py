@@ -49,8 +49,12 @@ class PrefetchOutcome(IntEnum):
     DROPPED_NO_SLOT = 7
 
 
+EVENT_COLUMNS = ("call", "kind", "key", "value")
+"""The columns of a controller's ``events``."""
+
+
 class Event(IntEnum):
-    """The kinds of rows (call, kind, key, value) in a controller's ``events``.
+    """The kinds of rows in a controller's ``events``.
 
     The value of an ISSUE is the first key evicted for it. The value of an EVICT, which is a further
     victim, is the key that it made room for. Either may be -1, for none.

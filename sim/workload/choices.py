@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from sim.traces.trace import DECODE, Trace
 
 Rows = slice | NDArray[np.int64]
 """Selects rows of a `Choices`: consecutive ones by a slice, others by their indices."""
+ROWS_AT_ONCE = 4096
+Number = TypeVar("Number", bound=np.number[Any])
 
 
 @dataclass(frozen=True)
@@ -104,21 +107,52 @@ class Choices:
         )
         """By site, how many sites ahead its forecasts go: they end with its stack."""
 
-    @cached_property
+    @property
     def chosen(self) -> tuple[IntArray, FloatArray]:
         """Experts and weights [N, S, K], each row in need order.
 
         Dropped choices come last, as expert -1 with weight 0.
         """
-        ids = self.trace.ids[self.row]
-        weights = np.where(ids < 0, np.float32(0), self.trace.weights[self.row])
-        order = need_order(ids, weights, self.trace.header.stands_in_order)
-        return np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
+        return self.experts_in_order, self.weights_in_order
+
+    @cached_property
+    def experts_in_order(self) -> IntArray:
+        return self._in_order(self.trace.ids, -1)
+
+    @cached_property
+    def weights_in_order(self) -> FloatArray:
+        return self._in_order(self.trace.weights, 0)
+
+    def _in_order(self, values: NDArray[Number], dropped: int) -> NDArray[Number]:
+        found = np.full(self._order.shape, dropped, values.dtype)
+        for part, rows in self._parts():
+            order = self._order[part].astype(np.intp)
+            kept = np.take_along_axis(self.trace.ids[rows], order, -1) >= 0
+            np.copyto(found[part], np.take_along_axis(values[rows], order, -1), where=kept)
+        return found
+
+    @cached_property
+    def _order(self) -> NDArray[np.integer]:
+        """The places of each row's choices, in need order. Many runs never ask for weights, and
+        places take less.
+        """
+        found = np.empty((len(self.row), self.sites, self.top_k), np.min_scalar_type(self.top_k))
+        for part, rows in self._parts():
+            ids = self.trace.ids[rows]
+            weights = np.where(ids < 0, np.float32(0), self.trace.weights[rows])
+            found[part] = need_order(ids, weights, self.trace.header.stands_in_order)
+        return found
+
+    def _parts(self) -> Iterator[tuple[slice, IntArray]]:
+        """Some rows at a time, and their indices in the trace: what is made on the way is small."""
+        for first in range(0, len(self.row), ROWS_AT_ONCE):
+            part = slice(first, first + ROWS_AT_ONCE)
+            yield part, self.row[part]
 
     @cached_property
     def scores(self) -> FloatArray:
         """The scores (HOBBIT eq. 2) of the choices in ``chosen``, [N, S, K]."""
-        return shares_above(self.chosen[1])
+        return shares_above(self.weights_in_order)
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
@@ -226,10 +260,9 @@ class Choices:
 
     @cached_property
     def _chosen_keys(self) -> IntArray:
-        experts = self.chosen[0]
-        return np.where(
-            experts < 0, -1, experts + np.arange(self.sites)[:, None] * self.units
-        ).astype(np.int32)
+        experts = self.experts_in_order
+        first = np.arange(self.sites, dtype=np.int32)[:, None] * np.int32(self.units)
+        return np.where(experts < 0, np.int32(-1), experts + first)
 
     @cached_property
     def _forecast_keys(self) -> IntArray:
@@ -240,7 +273,9 @@ class Choices:
     @cached_property
     def is_whole(self) -> list[bool]:
         """By row, whether no choice was dropped."""
-        return [bool(least >= 0) for least in self.chosen[0][:, :, -1].min(axis=1, initial=0)]
+        return [
+            bool(least >= 0) for least in self.experts_in_order[:, :, -1].min(axis=1, initial=0)
+        ]
 
     @cached_property
     def is_whole_forecast(self) -> list[bool]:

@@ -22,6 +22,7 @@ from sim.workload.choices import Choices, Needs, Rows
 GROWING = (
     "row",
     "chosen",
+    "experts_in_order",
     "scores",
     "forecasts",
     "needs",
@@ -85,8 +86,12 @@ class StepColumns:
 
         Dropped choices come last, as expert -1 with weight 0.
         """
-        experts, weights = self.choices.chosen
-        return self._by_run(experts), self._by_run(weights)
+        return self.experts_in_order, self._by_run(self.choices.weights_in_order)
+
+    @cached_property
+    def experts_in_order(self) -> IntArray:
+        """The experts of ``chosen``."""
+        return self._by_run(self.choices.experts_in_order)
 
     @cached_property
     def scores(self) -> FloatArray:

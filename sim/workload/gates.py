@@ -227,11 +227,11 @@ class StepGate:
 
     @property
     def experts(self) -> IntArray:
-        return self.at_site(self._choices.chosen[0])
+        return self.at_site(self._choices.experts_in_order)
 
     @property
     def weights(self) -> FloatArray:
-        return self.at_site(self._choices.chosen[1])
+        return self.at_site(self._choices.weights_in_order)
 
     def _trace_rows(self) -> IntArray:
         return self._choices.row[self._rows_of_step()]

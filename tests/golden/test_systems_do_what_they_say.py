@@ -59,8 +59,10 @@ class Ran:
     def queued(self) -> dict[int, list[int]]:
         """The keys of the prefetches that each gate queued, in order, by tick."""
         tick_of = {call: tick for tick, call in enumerate(self.run.controller.gate_calls)}
-        events, found = self.run.controller.events, dict[int, list[int]]()
-        for call, kind, key in zip(events[::4], events[1::4], events[2::4], strict=True):
+        events, found = self.run.controller.event_columns, dict[int, list[int]]()
+        for call, kind, key in zip(
+            *(events[name] for name in ("call", "kind", "key")), strict=True
+        ):
             if kind == Event.QUEUE_PREFETCH:
                 found.setdefault(tick_of[call], []).append(key)
         return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import real.suite.engine as engine
 import real.suite.runs as runs
 from real.calibration.calibration import Asked, plan_of
 from real.calibration.deadline import Deadline

@@ -20,6 +20,8 @@ from sim.audit.__main__ import audit, main
 from sim.audit.files import COLUMNS, RunFiles, read_run
 from sim.audit.rules import flat, is_number
 from sim.results.outputs import write_outputs
+from sim.setup.build import build
+from sim.setup.configure import configure
 from sim.setup.execute import execute
 from sim.values.places import ROOT
 
@@ -124,6 +126,18 @@ def test_no_value_can_be_altered_unnoticed(folder: Path) -> None:
         if key not in NOT_RECOMPUTED | LOOSE:
             found = audit(replace(run, summary=altered(run.summary, key)))
             assert key in {one.rule.key for one in found.differences}, key
+
+
+def test_one_pool_in_ram_has_the_capacity_of_the_machine_and_no_other(tmp_path: Path) -> None:
+    config, name = configure("system=lru", "hardware=rtx4090_nvme", "trace.max_sequences=1")
+    run = build(config, name)
+    result = execute(run)
+    write_outputs(tmp_path / "run", result.summary, run.config, result.frames, "as_ready", None)
+    found = read_run(tmp_path / "run")
+    assert isinstance(found.summary, dict)
+    assert not audit(found).differences
+    found.summary["ram"]["capacity_bytes"] -= 1 << 20
+    assert [one.rule.key for one in audit(found).differences] == ["ram.capacity_bytes"]
 
 
 def test_a_value_that_is_gone_or_new_is_told(folder: Path) -> None:

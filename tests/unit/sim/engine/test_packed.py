@@ -28,16 +28,24 @@ def test_a_packed_run_has_the_rows_of_one_that_is_not(
         record = simulate(run.controller, run.workload, run.durations, packed=packed)
         runs.append((run, record))
     (plain, lists), (run, arrays) = runs
-    assert isinstance(run.controller.events, array)
     for column in PACKED:
         mine, other = getattr(plain.controller, column), getattr(run.controller, column)
         assert list(mine) == list(other), column
+    events = run.controller.event_columns
+    assert {column: list(values) for column, values in events.items()} == {
+        column: list(values) for column, values in plain.controller.event_columns.items()
+    }
+    assert sum(values.itemsize for values in events.values() if isinstance(values, array)) == 13
     assert len(run.controller.gate_calls) == run.workload.num_gates
     for field in fields(Record):
         mine, other = getattr(lists, field.name), getattr(arrays, field.name)
         if isinstance(mine, list):
             mine, other = mine[:], list(other)
         assert mine == other, field.name
+    wide = [
+        item for item in fields(Record) if getattr(getattr(arrays, item.name), "itemsize", 0) == 8
+    ]
+    assert not {item.name for item in wide} & {"service_number", "service_link", "service_urgent"}
     assert plain.controller.prefetch_counts == run.controller.prefetch_counts
     tables = [
         Frames(r.controller, r.workload, r.durations, made, r.hardware.link_names).tables()

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from sim.machine.model import Model
 from sim.machine.model_config import ConfigError, config_text, model_from_config, read_config
-from sim.models import main
+from sim.models import main, request_of
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
 
@@ -237,6 +237,23 @@ def test_the_command_writes_a_file_that_is_the_same_model(
     source = "its transformers config.json (config.json)"
     assert written == model_from_config(read_config(path), "mine", source)
     assert config_text(written, path) == output.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("My-Model-7B/config.json", "my_model_7b"),
+        ("My-Model-7B", "my_model_7b"),
+        ("Other.Model.json", "other_model"),
+    ],
+)
+def test_a_model_is_named_after_its_folder_or_its_file(
+    given: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "My-Model-7B").mkdir()
+    for file in ("My-Model-7B/config.json", "Other.Model.json"):
+        (tmp_path / file).write_text("{}", encoding="utf-8")
+    assert request_of([f"from={tmp_path / given}"])[1] == name
 
 
 @pytest.mark.parametrize(

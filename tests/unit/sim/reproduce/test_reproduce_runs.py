@@ -272,6 +272,7 @@ def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
         ("paper=shannon", "unknown paper=shannon"),
         ("speed=9", "unknown argument 'speed=9'"),
         ("processes=0", "processes=0"),
+        ("processes=65", "processes=65"),
         ("phone=/nowhere", "qwen.route.csv is not there"),
     ],
 )
@@ -282,6 +283,11 @@ def test_what_is_asked_wrongly_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_as_many_processes_are_taken_as_its_refusal_names(count: int) -> None:
+    assert asked([f"processes={count}"]).processes == count
 
 
 def test_all_papers_are_asked_for_by_default() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, PREFILL, ModelShape, Trace
+from sim.workload import choices
 from sim.workload.steps import StepGate, Workload
 
 SITES, EXPERTS, TOP_K = 2, 4, 2
@@ -123,6 +124,20 @@ def test_needs_of_several_rows_go_by_rows_then_id_with_the_smallest_score_and_th
     at_site_0 = needs.tick == 0
     assert needs.expert[at_site_0].tolist() == [3, 1, 2, 0]
     assert needs.weight[at_site_0].tolist() == pytest.approx([2.25, 1.0, 0.75, 0.0])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4, 5])
+def test_rows_are_put_in_order_some_at_a_time_by_weight_then_id_with_what_was_dropped_last(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "ROWS_AT_ONCE", at_once)
+    given = routed(
+        ([2, 3], [0.25, 0.75]), ([3, 1], [0.5, 0.5]), ([-1, 2], [0.9, 0.1]), ([0, 1], [1, 0])
+    )
+    experts, weights = Workload(given, split="all").chosen
+    assert experts[:, 0].tolist() == [[3, 2], [1, 3], [2, -1], [0, 1]]
+    assert weights[:, 0] == pytest.approx(np.array([[0.75, 0.25], [0.5, 0.5], [0.1, 0], [1, 0]]))
+    assert experts[:, 1].tolist() == [[0, 1]] * 4
 
 
 def test_a_row_that_dropped_a_choice_adds_nothing_to_the_union() -> None:
