@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from capture.recording.prompts import prompts_file, read_prompts
 from capture.recording.settings import parse_settings
 from sim.process.interrupts import telling
 
@@ -19,7 +20,8 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
     try:
         settings = parse_settings(arguments)
-        # Late: loading torch and transformers takes longer than to refuse a setting.
+        read_prompts(prompts_file(settings.prompts))
+        # Late: loading torch and transformers takes longer than to refuse a setting or a prompt.
         from capture.recording.capturing import capture
 
         capture(settings, arguments, Console())

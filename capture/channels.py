@@ -39,6 +39,8 @@ from sim.process.progress import Shown
 from sim.setup.build import trace_directory
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
+from sim.setup.own_gates import with_gates
+from sim.setup.refusals import checked_settings
 from sim.setup.sections import make_object
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs, read_tensors
 from sim.traces.trace import Trace, read_trace, trace_sha256
@@ -195,7 +197,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
         settings, words, output_dir = parse(arguments)
-        choice = make_object(configure(*words)[0].trace, "trace")
+        choice = make_object(with_gates(checked_settings(configure(*words)[0]))["trace"], "trace")
         assert isinstance(choice, TraceChoice)
         directory = trace_directory(choice.path)
         trace = read_trace(directory)

@@ -262,6 +262,7 @@ def speeds(trace: Trace, systems: Mapping[str, list[str]]) -> dict[tuple[float, 
         f"model.top_k={shape.top_k}",
         f"model.gates_of={shape.name}",
         f"model.sizes_of={sizes}",
+        "trace=tiny_mixtral",  # No file is read: the trace is at hand.
         "trace.split=eval",
         "experiment=more_memory",
         "outputs=summary",

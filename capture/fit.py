@@ -18,12 +18,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import sample_of, sample_rows, shape_of
@@ -35,6 +33,11 @@ from sim.setup.build import trace_directory
 from sim.setup.fit_requests import FitRequest, request_of
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs
 from sim.traces.trace import trace_sha256
+
+if TYPE_CHECKING:
+    # Late where it is used: loading torch takes longer than to refuse a word.
+    import torch
+    from torch import nn
 
 Floats = NDArray[np.float32]
 HELD_OUT = 8
@@ -91,9 +94,11 @@ def parse(arguments: Sequence[str]) -> tuple[Training, list[str]]:
 
 def train(request: FitRequest, training: Training, progress: Shown) -> Artefact:
     """Train one network a site. Raise ValueError where the trace lacks what the predictor reads."""
+    import torch
+
     predictor, trace = request.predictor, request.trace
     if not isinstance(predictor, LearnedPerSite):
-        raise ValueError(f"{type(predictor).__name__} is no network; use python -m sim.fit")
+        raise ValueError(f"{type(predictor).__name__} is no network that is trained here")
     sequences, given = _inputs(request, predictor)
     sample = sample_of(trace, sequences)
     shape = shape_of(trace.header)
@@ -206,6 +211,9 @@ def train_site(
 
     ``width``: units of the hidden layer, 0 for none.
     """
+    import torch
+    from torch import nn
+
     learnt = ~data.held_out
     mean, std = data.features[learnt].mean(axis=0), data.features[learnt].std(axis=0)
     std = np.where(std > 1e-6, std, 1.0).astype(np.float32)
@@ -244,6 +252,9 @@ def train_site(
 
 
 def _network(features: int, width: int, experts: int, generator: torch.Generator) -> nn.Sequential:
+    import torch
+    from torch import nn
+
     sizes = [features, width, experts] if width else [features, experts]
     parts: list[nn.Module] = []
     for size, out in pairwise(sizes):
@@ -271,7 +282,11 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
         training, rest = parse(arguments)
-        request = request_of(rest)
+        request = request_of(rest, trains=True)
+        import torch
+
+        # One thread, because sums in another order would give other networks.
+        torch.set_num_threads(1)
         with Shown() as progress:
             artefact = train(request, training, progress)
         place = write_artefact(request.output_dir, request.fit.name, artefact)
@@ -287,6 +302,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # One thread, because sums in another order would give other networks.
-    torch.set_num_threads(1)
     sys.exit(main(sys.argv[1:]))

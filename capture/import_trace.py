@@ -44,6 +44,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 
 from rich.console import Console
 
@@ -53,6 +54,7 @@ from sim.process.interrupts import telling
 from sim.process.progress import Shown
 from sim.results.outputs import own_folder
 from sim.traces.trace import TraceError, trace_sha256
+from sim.verbs.names import run_of
 
 
 @telling("nothing was written")
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     console.print(
         f"{summary(header)}\n{output_dir}, {trace_sha256(header)[:12]},"
-        f" {time.monotonic() - begun:.1f} s",
+        f" {time.monotonic() - begun:.1f} s\nnext: {run_of(asdict(header.model), output_dir)}",
         markup=False,
         soft_wrap=True,
     )

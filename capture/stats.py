@@ -41,7 +41,8 @@ from capture.statistics.sample import PHASES
 from sim.process.interrupts import telling
 from sim.process.progress import Shown
 from sim.results.outputs import own_folder
-from sim.traces.trace import Trace, read_trace
+from sim.traces.flags import check_flags
+from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import is_free
 
 KEYS = ("output_dir", "overwrite", "phase", "exclude", "only", "seed")
@@ -163,6 +164,7 @@ def main(arguments: Sequence[str]) -> int:
     begun = time.monotonic()
     try:
         asked = parse(arguments)
+        check_flags(asked.exclude, *map(read_header, asked.traces), key="exclude")
         traces = read_named(asked.traces)
         reports = {}
         with Shown() as bar:

@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from sim.results.outputs import own_folder
 from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.trace import DECODE, trace_sha256, write_trace
+from sim.verbs.names import run_of
 
 ROUTERS_FILE = "routers.safetensors"
 
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     console.print(
         f"{header.name}: {len(synthetic.trace.step)} tokens of {shape.sites} x {shape.experts}"
         f" top-{shape.top_k} in {output_dir}, {trace_sha256(header)[:12]},"
-        f" {time.monotonic() - begun:.1f} s",
+        f" {time.monotonic() - begun:.1f} s\nnext: {run_of(asdict(shape), output_dir)}",
         markup=False,
         soft_wrap=True,
     )

@@ -14,8 +14,8 @@ hardware=NAME`` then simulates that machine. What is measured:
 The file serves every model and precision, each by its sizes. It says which precisions were
 measured; others take the times of the nearest (`sim.machine.Measured`).
 
-Where the project is installed without a checkout, the file is ``hardware/NAME.yaml`` in the working
-directory; ``python -m sim --config-dir=. hardware=NAME`` reads it.
+Where the project is installed without a checkout, the file is ``mine/hardware/NAME.yaml``, which
+``hydra.searchpath=[mine]`` finds.
 
 ``output=FILE`` writes elsewhere; ``facts=FILE`` keeps all that was measured as JSON;
 ``seconds=150`` is how long it may take; ``size=small`` or ``tiny`` measures less. All other words
@@ -36,7 +36,7 @@ from real.calibration.facts import Facts
 from real.calibration.fit import fit_line
 from sim.process.interrupts import telling
 from sim.process.progress import saying
-from sim.values.places import IS_CHECKOUT, machine_file
+from sim.values.places import machine_file, words_for
 
 OWN = ("name", "device", "size", "output", "facts", "seconds")
 LEAST_S, MOST_S = 5.0, 3600.0
@@ -110,16 +110,15 @@ def main(arguments: Sequence[str]) -> int:
         asked = parse(arguments)
         with saying(f"calibrating {asked.name}") as say:
             text, facts = calibrate(asked, say)
-        asked.output.parent.mkdir(exist_ok=True)
+        asked.output.parent.mkdir(parents=True, exist_ok=True)
         asked.output.write_text(text, encoding="utf-8")
     except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     size, ns = facts.copy[-1]
-    where = "" if IS_CHECKOUT else "--config-dir=. "
     print(
-        f"{asked.output}: {size / ns:.4g} GB/s for {size} B; python -m sim {where}system=lru"
-        f" hardware={asked.name} uses it"
+        f"{asked.output}: {size / ns:.4g} GB/s for {size} B; next: moelab run system=lru"
+        f" {words_for(asked.output)}"
     )
     if told := warning(facts):
         print(told, file=sys.stderr)

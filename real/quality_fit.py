@@ -47,6 +47,8 @@ from sim.process.interrupts import telling
 from sim.process.progress import Shown
 from sim.setup.build import load_trace, trace_directory
 from sim.setup.configure import configure
+from sim.setup.own_gates import with_gates
+from sim.setup.refusals import checked_settings
 from sim.traces.trace import Header, trace_sha256
 
 DEFAULTS = {
@@ -206,8 +208,8 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
     if tolerated <= 0 or texts < 1:
         raise ValueError(f"tolerated={tolerated:g} must be above 0 and texts={texts} at least 1")
     directory = Path(own["output_dir"])
-    cfg, _ = configure(*overrides)
-    trace = load_trace(str(cfg.trace.path), 0)
+    place = with_gates(checked_settings(configure(*overrides)[0]))["trace"]["path"]
+    trace = load_trace(place, 0)
     header, sequences = trace.header, fit_sequences(trace, most=texts)
     weights = Weights(own["weights"] or None, own["dtype"], own["device"], threads)
     read, _rows = texts_of_trace(trace, sequences)
@@ -215,7 +217,7 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
         found = FITS[own["fit"]](
             Whole(weights.load(header), read),
             tolerated,
-            trace_directory(str(cfg.trace.path)),
+            trace_directory(place),
             header,
             track,
         )

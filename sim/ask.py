@@ -23,7 +23,7 @@ from sim.answers.ask import answer
 from sim.answers.ask_bench import Bench
 from sim.answers.ask_figure import draw
 from sim.answers.ask_fits import fit_beside
-from sim.answers.ask_gates import GATES, asked
+from sim.answers.ask_gates import asked
 from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.interrupts import telling
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         own = words.own
         place = folder_for(own, Path("outputs") / f"ask_{_name(words)}")
         with own_folder(place, overwrite=own.get("overwrite") == "yes"):
-            found = _ask(words, place)
+            found = _ask(words)
             text = paragraph(found)
             _write(place, found, text)
     except (ValueError, OSError) as error:
@@ -70,19 +70,20 @@ def _name(words: Words) -> str:
     return f"{words.own['model']}_{words.own['machine']}"
 
 
-def _ask(words: Words, place: Path) -> Found:
+def _ask(words: Words) -> Found:
     """Choose the gates, run every system, and find what would change the answer."""
     own = words.own
-    common, gates, model = asked(words, place)
+    context_tokens = int(own.get("context", "4096"))
+    common, gates, model = asked(words, context_tokens)
     common.append("budget=fit")
     stored = str(model.stored or "fp16")
     precisions = own.get("precisions", f"{stored},q4_k_m").split(",")
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
-    common += _at_the_end_of(int(own.get("context", "4096")), run)
+    common += _at_the_end_of(context_tokens, run)
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
-    made = place / GATES
-    if made.is_dir() and (systems := fit_beside(run.trace, made)):
-        gates += f"; {', '.join(systems)} are fitted on those of them that nobody is judged on"
+    told = gates.told
+    if gates.is_made and (systems := fit_beside(run.trace, Path(gates.path))):
+        told += f"; {', '.join(systems)} are fitted on those of them that nobody is judged on"
     lengths = [one.prompt_tokens for one in run.trace.header.sequences]
     mean = sum(lengths) / len(lengths)
     context = multiprocessing.get_context("spawn")
@@ -99,7 +100,7 @@ def _ask(words: Words, place: Path) -> Found:
                 bar.update(task, advance=1, total=bench.begun)
 
             bench = Bench(common, pool, tell, patience)
-            return answer(run, gates, precisions, target, bench, mean)
+            return answer(run, told, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

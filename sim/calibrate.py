@@ -24,8 +24,8 @@ that is.
 | output | the file to write (default: ``conf/hardware/NAME.yaml``) |
 
 The file is what ``hardware=NAME`` reads. It has the residuals in it.
-Where the project is installed without a checkout, the file is ``hardware/NAME.yaml`` in the working
-directory; ``python -m sim --config-dir=. hardware=NAME`` reads it.
+Where the project is installed without a checkout, the file is ``mine/hardware/NAME.yaml``, which
+``hydra.searchpath=[mine]`` finds.
 """
 
 from __future__ import annotations
@@ -388,12 +388,12 @@ def main(arguments: Sequence[str]) -> int:
         request = parse(arguments)
         if request.trace is not None:
             text, told = calibrate_lanes(request)
-            request.output.parent.mkdir(exist_ok=True)
+            request.output.parent.mkdir(parents=True, exist_ok=True)
             request.output.write_text(text, encoding="utf-8")
             print(f"{request.output}: {told}")
             return 0
         text, fit, memory = calibrate(request)
-        request.output.parent.mkdir(exist_ok=True)
+        request.output.parent.mkdir(parents=True, exist_ok=True)
         request.output.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

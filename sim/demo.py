@@ -169,12 +169,14 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
         for s in lossless
         if s != best and not _paired(cells[best, share], cells[s, share]).is_decided
     ]
-    also = f" (not told apart from {', '.join(rest)})" if rest else ""
+    who = f"the fastest lossless system is {best}, with"
+    if rest:
+        who = f"{', '.join([best, *rest])} tie as the fastest lossless systems, {best} with"
     rate = cells[best, share].summary["decode_tokens_per_s"]
     assert found.interval is not None, "the bundled trace has more than one sequence to evaluate on"
     low, high = found.interval
     return (
-        f"At {share:.0%} resident the fastest lossless system is {best}{also}, with {rate:.2f}"
+        f"At {share:.0%} resident {who} {rate:.2f}"
         f" tokens/s; {LOSSY} is {found.speedup:.2f}x {BASELINE} (paired 95 % over {found.sequences}"
         f" sequences: {low:.2f} to {high:.2f}) serving {quality['low_share']:.0%} of needs at low"
         f" precision and skipping {quality['skip_share']:.1%}."

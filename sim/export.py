@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         name = f"export_{words.own['model']}_{words.own['machine']}"
         place = folder_for(words.own, Path("outputs") / name)
         with own_folder(place, overwrite=words.own.get("overwrite") == "yes"):
-            given, gates = _given(words, place)
+            given, gates = _given(words)
             found = _search(words, given)
             text = sentence(found, words.own["model"], words.own["machine"], gates)
             _write(place, found, text, given)
@@ -60,13 +60,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _given(words: Words, place: Path) -> tuple[list[str], str]:
+def _given(words: Words) -> tuple[list[str], str]:
     """The overrides of every run but its flags, and what is told of the gates."""
-    common, gates, _ = asked(words, place)
+    common, gates, _ = asked(words)
     has_precision = any(word.startswith("precision=") for word in words.overrides)
     if int(words.own.get("gpus", "1")) > 1:
         common = [*common, f"hardware.devices.state_bits={STATE_BITS}"]
-    return [*common, *([] if has_precision else ["precision=q4_k_m"])], gates
+    return [*common, *([] if has_precision else ["precision=q4_k_m"])], gates.told
 
 
 def _search(words: Words, given: Sequence[str]) -> Search:

@@ -2,8 +2,8 @@
 
     python -m sim.models from=config.json [name=NAME] [output=FILE]
 
-The command prints the sizes, and the file that ``model=NAME`` reads. With
-``output=conf/model/NAME.yaml`` it writes that file instead of printing it.
+The command prints the sizes, and the file that ``model=NAME`` reads. With ``output=mine/model/NAME.yaml``
+it writes that file instead of printing it, and prints the words with which runs find it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.table import Table
 from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config, read_config
 from sim.machine.precision import PRECISIONS
+from sim.values.places import words_for
 from sim.values.units import GIB
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -40,9 +41,19 @@ def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
     output = Path(given["output"]) if "output" in given else None
     if output is not None and output.exists():
         raise ValueError(f"output={output} exists; remove it, or choose another name")
-    if output is not None and not output.parent.is_dir():
-        raise ValueError(f"output={output}: there is no folder {output.parent}; make it first")
+    if output is not None:
+        _check_place(output)
     return path, name, output
+
+
+def _check_place(output: Path) -> None:
+    """Raise ValueError for a file that no run would find."""
+    folder = output.absolute().parent
+    if (output.suffix, folder.name) != (".yaml", "model") or folder.parent == Path.cwd():
+        raise ValueError(
+            f"output={output}: runs find a model in the folder model of a folder of one's own; say"
+            f" output=mine/model/{output.stem}.yaml"
+        )
 
 
 def _slug(text: str) -> str:
@@ -89,8 +100,9 @@ def main(arguments: Sequence[str]) -> int:
         if output is None:
             print(text, end="")
         else:
+            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")
-            print(f"{output}: run it with python -m sim model={output.stem}")
+            print(f"{output}; next: moelab ask {words_for(output)} machine=rtx4090_pcie4")
     except (ValueError, OSError) as error:
         print(f"models: {error}", file=sys.stderr)
         return 2

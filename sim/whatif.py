@@ -159,6 +159,7 @@ def answer(
         labels,
         question.is_log,
         None if target is None else _needed(question, target, bench, found, asked),
+        run.model.top_k,
         f"{run.model.name} on {run.hardware.title}, {run.resident_share:.3g} resident unless varied",
     )
 
@@ -333,10 +334,14 @@ def _default_folder(name: str, overwrite: bool) -> Path:
 
 
 def _values(name: str, text: str | None) -> tuple[float, ...]:
-    """The points that were asked for, in order."""
+    """The points that were asked for, in order. Raise ValueError where none of them can be."""
+    question = QUESTIONS[name]
     if text is None:
-        return QUESTIONS[name].values
-    return tuple(sorted(float(part) for part in text.split(",")))
+        return question.values
+    values = tuple(sorted(float(part) for part in text.split(",")))
+    if values[0] > question.most:
+        raise ValueError(f"values={text}: {question.axis} can be {question.most:g} at most")
+    return values
 
 
 def _with_progress(

@@ -25,6 +25,7 @@ from capture.importers import (
 )
 from capture.importers.parts import Request, make_request
 from capture.importers.source import Imported, ImportFailure, Track
+from sim.results.outputs import folder_for
 from sim.traces.trace import Header, write_trace
 
 
@@ -32,7 +33,7 @@ from sim.traces.trace import Header, write_trace
 class Format:
     """An importer.
 
-    ``keys`` are the arguments that the format knows beside the three of ``REQUIRED``. ``check``
+    ``keys`` are the arguments that the format knows beside those of ``SHARED``. ``check``
     refuses wrong arguments before any file is read; ``read`` reads the files.
     """
 
@@ -62,8 +63,9 @@ FORMATS: Mapping[str, Format] = {
     "csv": Format(table.KEYS, table.read_csv, table.check),
     "jsonl": Format(table.KEYS, table.read_jsonl, table.check),
 }
-REQUIRED = ("format", "path", "output_dir")
-KEYS = (*REQUIRED, *dict.fromkeys(key for known in FORMATS.values() for key in known.keys))
+REQUIRED = ("format", "path")
+SHARED = (*REQUIRED, "output_dir")
+KEYS = (*SHARED, *dict.fromkeys(key for known in FORMATS.values() for key in known.keys))
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
@@ -93,14 +95,15 @@ def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
         )
     chosen = FORMATS[given["format"]]
     for key, text in given.items():
-        if key not in REQUIRED + chosen.keys:
-            known = ", ".join(REQUIRED + chosen.keys)
+        if key not in SHARED + chosen.keys:
+            known = ", ".join(SHARED + chosen.keys)
             raise ImportFailure(
                 f"{key}={text} is no key of format={given['format']}; leave it out (known: {known})"
             )
     request = make_request(given)
     chosen.check(request)
-    return given["format"], request, Path(given["output_dir"])
+    usual = Path("outputs/traces") / (Path(given["path"]).stem or given["format"])
+    return given["format"], request, folder_for(given, usual)
 
 
 def summary(header: Header) -> str:

@@ -19,10 +19,17 @@ from capture.importers.source import INT32_MAX, ImportFailure, Refuse, count, sh
 from sim.traces.gate_inputs import hidden_path
 from sim.traces.header import RANK
 from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
+from sim.verbs.names import names, of_file
 
 FACTS = ("name", "model", "architecture", "experts", "hidden", "expert_intermediate", "licence")
 WHOLE_FACTS = ("experts", "hidden", "expert_intermediate")
 NEEDED = ("model", "experts", "hidden", "expert_intermediate", "licence")
+EXAMPLE = (
+    "name a model of moelab list models, which has its sizes (model=deepseek_moe_16b licence=own),"
+    " or give those of your own, which its config.json has (model=mine experts=64 hidden=2048"
+    " expert_intermediate=1408 licence=own)"
+)
+"""How the facts are given."""
 LACKS: Mapping[str, str] = {
     "weights": "gate weights (0 in the trace)",
     "order": "the rank of a token's experts (its needs stand in ascending id)",
@@ -86,14 +93,17 @@ def is_ranked(request: Request, unless_told: bool) -> bool:
 def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> dict[str, str]:
     """The model's facts: as given, else as the file or its publisher ``told``.
 
-    The name defaults to the model's with ``suffix``. Raise `ImportFailure` for needed facts that
-    are in neither.
+    A model of ``conf/model`` has its sizes. The name defaults to the model's with ``suffix``.
+    Raise `ImportFailure` for needed facts that are in none of these.
     """
     whole = {"architecture": "unknown", **told, **facts}
+    sizes = of_file("model", whole["model"]) if whole.get("model") in names("model") else {}
+    whole = {**{key: str(sizes[key]) for key in WHOLE_FACTS if key in sizes}, **whole}
     if missing := [key for key in NEEDED if key not in whole]:
         model = f"model={whole['model']} also needs " if "model" in whole else "the import needs "
         raise ImportFailure(
-            f"{model}{', '.join(f'{key}=...' for key in missing)}: the file does not tell them"
+            f"{model}{', '.join(f'{key}=...' for key in missing)}: the file does not tell them;"
+            f" {EXAMPLE}"
         )
     whole.setdefault("name", f"{whole['model']}_{suffix}")
     return whole

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from capture.models.adapters import Adapter, adapter_of, forward_arguments
+from capture.models.refusal import CaptureError as CaptureError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,13 +40,6 @@ TOP_K_NAMES = (
     "num_experts_per_token",
 )
 ENCODER, DECODER = "encoder", "decoder"
-
-
-class CaptureError(ValueError):
-    """A model or run cannot be recorded faithfully.
-
-    The message says what was found and the way out.
-    """
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ from capture.recording.shards import Shards
 from sim.process.progress import Shown
 from sim.traces.trace import Header, ModelShape, trace_sha256
 from sim.values.units import MIB
+from sim.verbs.names import run_of
 
 UNTOLD = ("output_dir", "threads")
 """Settings that do not decide what is recorded."""
@@ -216,8 +217,11 @@ def _report(
     )
     table.add_row("time", f"{run_s:.1f} s running, {write_s:.1f} s writing")
     console.print(table)
+    # Of encoder-decoders and null experts a stand-in would need more words.
+    is_plain = not header.encoder_sites and not header.null_experts
+    run = f"; next: {run_of(asdict(header.model), directory)}" if is_plain else "."
     console.print(
-        f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.",
+        f"Recorded {decoded} decode tokens of {header.model.name} in {directory}{run}",
         markup=False,
         highlight=False,
         soft_wrap=True,

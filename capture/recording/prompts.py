@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capture.models.discover import CaptureError
+from capture.models.refusal import CaptureError
 from sim.traces.header import SPLITS
 from sim.values.places import ASSETS
 

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from real.suite.conduct import Suite
-from real.suite.needs import NEEDED, advice, missing, pack
+from real.suite.needs import NEEDED, absent, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
 from sim.process.interrupts import telling
 from sim.values.units import MIB
@@ -124,9 +124,9 @@ def folder_of(device: str) -> Path:
 def lacking_here(device: str, size: str) -> str | None:
     """What the pieces would lack here, and the ways out; None if they lack nothing.
 
-    Packages are tried first, then the project itself.
+    Packages are looked for first, then tried, then the project itself is.
     """
-    if packages := missing(device):
+    if packages := absent(device) or missing(device):
         return advice(packages)
     # This module needs those packages itself.
     from real.suite.trial import told, trial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import io
 import lzma
 import os
@@ -42,6 +43,22 @@ class Missing:
     module: str
     package: str
     why: str
+
+
+def absent(device: str, modules: Iterable[str] = NEEDED) -> list[Missing]:
+    """What is not installed here at all, which takes no import to find out."""
+    return [
+        Missing(module, NEEDED[module], "it is not installed")
+        for module in modules
+        if (module not in ONLY_FOR_GPU or device == "cuda") and not _is_installed(module)
+    ]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def missing(device: str, modules: Iterable[str] = NEEDED) -> list[Missing]:

@@ -4,16 +4,27 @@ change that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from sim.answers.ask_bench import Bench
-from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
+from sim.answers.ask_parts import (
+    BOUND,
+    LOSSLESS,
+    LOSSY,
+    Change,
+    Fit,
+    Found,
+    Need,
+    Row,
+    fastest_first,
+)
 from sim.answers.ask_quality import quality_of
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
 from sim.machine.precision import PRECISION_BITS
+from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
@@ -110,6 +121,25 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
     )
 
 
+def behind_the_fastest(
+    rows: Sequence[Row], times: Mapping[tuple[str, ...], Floats]
+) -> tuple[Row, ...]:
+    """The rows with how far each is behind the fastest of its kind.
+
+    ``times``: by a row's words, the decoding time of each sequence.
+    """
+    best = {
+        kind: fastest_first(row for row in rows if row.kind == kind)[0].words
+        for kind in {row.kind for row in rows}
+    }
+    return tuple(
+        row
+        if row.words == best[row.kind]
+        else replace(row, behind=paired(times[best[row.kind]], times[row.words]))
+        for row in rows
+    )
+
+
 def _pair(interval: Sequence[float] | None) -> tuple[float, float] | None:
     return None if interval is None else (interval[0], interval[1])
 
@@ -136,6 +166,9 @@ def answer(
     rows = tuple(
         replace(row_of(words, found), quality=quality_of(shape, words))
         for words, found in sorted(trials.items())
+    )
+    rows = behind_the_fastest(
+        rows, {words: decode_time_and_tokens(found)[0] for words, found in trials.items()}
     )
     machine = run.hardware
     found = Found(

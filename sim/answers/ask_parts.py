@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,6 +36,16 @@ class Row:
     quality: Quality | None = None
     with_machine: tuple[float, float] | None = None
     """``interval`` with the machine's error too, where that is known."""
+    behind: Paired | None = None
+    """How many times as fast the fastest of its kind is, on the same sequences; None of that one."""
+
+    @property
+    def ties(self) -> bool:
+        """Whether the same sequences do not tell it apart from the fastest of its kind."""
+        if self.behind is None:
+            return False
+        interval = self.behind.interval or (self.behind.speedup,)
+        return interval[0] <= 1
 
     @property
     def name(self) -> str:
@@ -104,13 +114,16 @@ class Found:
 
     def of(self, kind: str) -> list[Row]:
         """The rows of a kind, fastest first."""
-        chosen = [row for row in self.rows if row.kind == kind]
-        return sorted(chosen, key=lambda row: (-row.tokens_per_s, row.first_s, row.name))
+        return fastest_first(row for row in self.rows if row.kind == kind)
 
     def plain(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""
         rows = [{**asdict(row), "labels": row.labels.row()} for row in self.rows]
         return {**asdict(self), "rows": rows}
+
+
+def fastest_first(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (-row.tokens_per_s, row.first_s, row.name))
 
 
 def alike(rows: Sequence[Row]) -> Mapping[tuple[object, ...], list[Row]]:

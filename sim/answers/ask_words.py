@@ -163,19 +163,22 @@ def _fit(found: Found) -> str:
 
 
 def _fastest(kind: str, rows: Sequence[Row]) -> str:
-    """The fastest of a kind, and those whose intervals reach into its own."""
+    """The fastest of a kind, and those that the same sequences do not tell apart from it."""
     best = rows[0]
-    low = best.tokens_per_s if best.interval is None else best.interval[0]
-    near = [row for row in rows[1:] if (row.interval or (0, row.tokens_per_s))[1] >= low]
-    others = list(dict.fromkeys(row.system for row in near if row.system != best.system))
-    rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-    also = f" (intervals overlap with {', '.join(others[:SHOWN])}{rest})" if others else ""
+    tied = [best.name, *(row.name for row in rows[1:] if row.ties)]
+    rest = f" and {len(tied) - SHOWN} more" if len(tied) > SHOWN else ""
+    if len(tied) > 1:
+        who = (
+            f"{len(tied)} {kind} systems tie as the fastest (95 % over the same sequences):"
+            f" {', '.join(tied[:SHOWN])}{rest}; {best.name}"
+        )
+    else:
+        who = f"The fastest {kind} system is {best.name}"
     known = best.quality
     quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"
     return (
-        f"The fastest {kind} system is {best.name}{also}: {best.tokens_per_s:.3g}"
-        f" tokens/s{between(best.interval)}{_with_machine(best)} with"
+        f"{who}: {best.tokens_per_s:.3g} tokens/s{between(best.interval)}{_with_machine(best)} with"
         f" {best.share:.0%} of the expert bytes resident, the first token after {best.first_s:.3g} s{lost}."
     )
 

@@ -59,5 +59,7 @@ class Answer:
     is_log: bool
     target: BreakEven | None = None
     """What the asked number of tokens a second needs, where one was asked for."""
+    top_k: int = 0
+    """How many experts a token needs at each layer."""
     about: str = ""
     """Model, machine and bytes for experts, of what the question does not vary."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from sim.answers.whatif import BreakEven
 from sim.machine.precision import PRECISION_BITS
@@ -25,6 +26,7 @@ class Question:
     - ``difference`` of a value's trials, by series, changes its sign at the turning point ``what``.
     - ``told`` says what that means, in three texts: it turns at a value; it has not turned at the
       highest; it has turned at the lowest already.
+    - ``most``: the largest value that can be.
     - ``span``: where to search for the turning point; None for the range of ``values``.
     - ``closed_form`` gives the turning point by arithmetic, from the trials at a value.
     - ``arithmetic`` answers where nothing is searched for, from the overrides, their run and the
@@ -42,6 +44,7 @@ class Question:
     what: str
     told: tuple[str, str, str]
     is_log: bool = False
+    most: float = inf
     span: tuple[float, float] | None = None
     closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: (
         None
@@ -191,6 +194,7 @@ QUESTIONS: dict[str, Question] = {
             "it computes longer than it waits even at {}",
         ),
         amount="{:.3g} of the expert bytes resident",
+        most=1.0,
     ),
     "link": Question(
         "peak bandwidth of the link (GB/s)",
@@ -223,6 +227,7 @@ QUESTIONS: dict[str, Question] = {
             "a prefetch pays even at a precision of {}",
         ),
         amount="forecasts of a precision of {:.3g}",
+        most=1.0,
     ),
     "cpu": Question(
         "bandwidth of the host's memory (GB/s)",

@@ -81,13 +81,23 @@ def table_of(found: Answer, system: str) -> Table:
         found.axis,
         *(head for head, _ in shown),
         title=escape(system),
-        caption=escape("; ".join([*same, *told(found.labels), OVER])),
+        caption=escape("; ".join([*same, *_no_hits(found), *told(found.labels), OVER])),
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
     for value, row in rows:
         table.add_row(value, *(escape(of(row)) for _, of in shown))
     return table
+
+
+def _no_hits(found: Answer) -> Iterator[str]:
+    """Why nothing hits, where the slots hold less than one token needs."""
+    slots = [row.slots_a_layer for row in found.rows if row.hit_ratio == 0]
+    if slots and max(slots) < found.top_k:
+        yield (
+            f"no expert hits where the slots hold {max(slots):.3g} a layer: one token needs"
+            f" {found.top_k}, so each is gone before it is needed again"
+        )
 
 
 def _rows(found: Answer) -> Iterator[tuple[str, Row]]:

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -71,11 +72,13 @@ def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
         "results": dict(artefact.results),
         "arrays_sha256": hashlib.sha256(packed).hexdigest(),
     }
-    (folder / f"{name}.npz").write_bytes(packed)
+    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
     place = folder / f"{name}.json"
-    place.write_text(
-        json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    for file, content in ((folder / f"{name}.npz", packed), (place, text.encode())):
+        # Beside it first: another process may read the fit that is there.
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part.write_bytes(content)
+        part.replace(file)
     return place
 
 

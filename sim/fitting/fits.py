@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sim.fitting.artefact import Artefact
 from sim.policies.profile import Profile
 from sim.policies.requires import FitFile, Sample, Shape, Track
+from sim.traces.flags import check_flags
 from sim.traces.trace import DECODE, Header, Trace, trace_sha256
 from sim.workload.choices import need_order
 from sim.workload.steps import Workload
@@ -32,9 +33,11 @@ def fit_sequences(
     """The numbers of the sequences that a fit may use, ascending.
 
     They are of the split ``fit``, carry none of the flags ``exclude``, and have rows in the trace;
-    ``most`` limits how many. Raise ValueError where there is none.
+    ``most`` limits how many. Raise ValueError where there is none, and for a flag that no sequence
+    has.
     """
     header = trace.header
+    check_flags(exclude, header)
     chosen = [
         s.sequence
         for s in header.sequences

@@ -103,8 +103,8 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
                 f"the key-value cache of {limits.tokens} tokens takes {ledger.kv_bytes / GIB:.2f}"
                 f" GiB, but hardware.memory_gib={hardware.memory_gib:g} has {free / GIB:.2f} GiB"
                 f" left for it without any slots ({parts} GiB); run fewer or shorter requests at"
-                " once (workload.together, workload.prompt_tokens, workload.decode_tokens), or set"
-                " hardware.memory_gib"
+                " once (workload.together, workload.prompt_tokens, workload.decode_tokens), with a"
+                " shorter context (workload.context_tokens), or set hardware.memory_gib"
             )
         other = (
             ""

@@ -42,13 +42,14 @@ def verdict(found: Set) -> str:
         for line in others
         if line.kind == best.kind and line.ahead is not None and not line.ahead.is_decided
     ]
-    also = f" (not told apart from {', '.join(near)})" if near else ""
+    speed = f"{best.tokens_per_s:.3g} tokens/s"
+    parts = [f"{where} {best.name} is the fastest {best.kind} system, {speed}"]
+    if near:
+        tied = f"{', '.join([best.name, *near])} tie as the fastest {best.kind} systems"
+        parts = [f"{where} {tied}, {best.name} with {speed}"]
     if any(line.ahead and line.ahead.verdict == TOO_FEW for line in others):
-        also = f" (not sure: {TOO_FEW.removeprefix('cannot tell: ')})"
-    parts = [
-        f"{where} {best.name}{also} is the fastest {best.kind} system, {best.tokens_per_s:.3g}"
-        " tokens/s"
-    ]
+        why = TOO_FEW.removeprefix("cannot tell: ")
+        parts = [f"{where} {best.name} has the highest speed, {speed} (not sure: {why})"]
     for kind, words in ((LOSSY, "and lossy"), (BOUND, "and no system")):
         line = next((one for one in others if one.kind == kind and best.kind != kind), None)
         if line is not None:

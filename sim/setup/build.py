@@ -27,6 +27,7 @@ from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
 from sim.setup.on_devices import check_devices_parts, durations_on
+from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
 from sim.setup.run_memory import check_run_memory
@@ -52,14 +53,14 @@ def build(
     """A fresh run of a composed configuration, or of the plain values of one.
 
     ``system`` is the run's name. ``trace``: the run's trace, where the caller has read it already
-    (with the columns that the run needs). ``shared`` keeps traces and workloads for the next run.
-    ``stored_bytes``: the bytes of an expert at each precision in a real store; they replace the
-    model's nominal sizes. ``changed``: overrides that the run's labels name.
+    (with the columns that the run needs) and named one in ``cfg``. ``shared`` keeps traces and
+    workloads for the next run. ``stored_bytes``: the bytes of an expert at each precision in a real
+    store; they replace the model's nominal sizes. ``changed``: overrides that the run's labels name.
 
     Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
     them.
     """
-    config = checked_settings(cfg)
+    config = with_gates(checked_settings(cfg))
     shared = shared or Shared(0)
     parts = make_parts(config)
     model, hardware, selector = parts.model, parts.hardware, parts.precision

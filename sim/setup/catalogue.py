@@ -79,6 +79,15 @@ def workload_row(name: str, config: Section, about: str) -> Row:
 
 
 def trace_row(name: str, config: Section, about: str) -> Row:
+    if config["path"] is None:
+        return (
+            name,
+            "the run's model",
+            "its own",
+            "its own",
+            about,
+            "recorded or synthetic, as labels say",
+        )
     # A trace's own reader checks all of a header, with packages that a list does without.
     header = json.loads((ROOT / config["path"] / HEADER_FILE).read_text(encoding="utf-8"))
     tokens = sum(one["prompt_tokens"] + one["decode_tokens"] for one in header["sequences"])

@@ -15,7 +15,9 @@ from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
+from sim.setup.own_gates import with_gates
 from sim.setup.parts import make_part
+from sim.setup.refusals import checked_settings
 from sim.traces.trace import Trace
 from sim.verbs.names import of_file
 
@@ -40,9 +42,9 @@ class FitRequest:
     output_dir: Path
 
 
-def request_of(arguments: Sequence[str]) -> FitRequest:
+def request_of(arguments: Sequence[str], trains: bool = False) -> FitRequest:
     """The request that a command line makes. The trace is read. Raise ValueError for the first
-    thing that is wrong.
+    thing that is wrong. ``trains``: only what no statistics of rows make is asked for.
     """
     words = dict.fromkeys(GROUPS, False)
     output_dir, overrides = OUTPUT_DIR, []
@@ -69,7 +71,11 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
     fit = predictor.requires.fit
     if fit is None:
         raise ValueError(
-            f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is"
+            f"{type(predictor).__name__} has nothing to fit; moelab run takes it as it is"
+        )
+    if trains and fit.learn is not None:
+        raise ValueError(
+            f"{type(predictor).__name__} is no network; moelab fit makes its statistics"
         )
     trace = load_trace(choice.path, predictor.requires.lookahead_sites)
     return FitRequest(
@@ -90,5 +96,5 @@ def predictor_of(name: str) -> Predictor:
 
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
     # The default system chooses a predictor; the words replace it.
-    cfg, _ = configure(*overrides)
-    return {group: make_part(cfg, group) for group in GROUPS}
+    config = with_gates(checked_settings(configure(*overrides)[0]))
+    return {group: make_part(config, group) for group in GROUPS}

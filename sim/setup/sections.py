@@ -92,17 +92,30 @@ def _check_keys(target: Callable[..., Any], node: Mapping[str, Any], place: str)
 
 @cache
 def _target(path: object, place: str) -> Any:
-    """The class or function that ``_target_`` names. Raise ValueError if there is none."""
-    module, _, name = str(path).rpartition(".")
+    """The class or function that ``_target_`` names, which may lie inside a class. Raise
+    ValueError, with what its module was refused for, if there is none.
+    """
+    try:
+        return _located(str(path))
+    # A module of one's own may fail by any exception.
+    except Exception as error:
+        own = "; the folder of a module of your own must stand in PYTHONPATH"
+        is_absent = isinstance(error, ModuleNotFoundError) and "." not in str(error.name)
+        raise ValueError(
+            f"{place}._target_={path!r} names nothing that can be imported ({error})"
+            f"{own if is_absent else ''}"
+        ) from error
+
+
+def _located(path: str) -> Any:
+    """What a dotted path names: an attribute of a module, or of a class in one."""
+    module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        # Hydra also finds names inside a class.
-        from hydra.utils import get_object
-
+    except ModuleNotFoundError as error:
+        if "." not in module:
+            raise
         try:
-            return get_object(str(path))
-        except Exception as error:
-            raise ValueError(
-                f"{place}._target_={path!r} names nothing that can be imported"
-            ) from error
+            return getattr(_located(module), name)
+        except (ImportError, AttributeError):
+            raise error from None

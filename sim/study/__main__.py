@@ -46,13 +46,13 @@ def main(words: Sequence[str]) -> int:
             print(told(plan.name, run_search(plan, launcher, output_dir, say)))
             return 0
         cells = plan_cells(plan)
-        counts = conduct(plan.name, cells, launcher, output_dir, options.get("retry") == "yes", say)
+        found = conduct(plan.name, cells, launcher, output_dir, options.get("retry") == "yes", say)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     _tell(cells, output_dir)
-    print(answer(plan.name, counts, output_dir))
-    return 0 if counts[DONE] == counts.total() else INCOMPLETE
+    print(answer(plan.name, found, output_dir))
+    return 0 if found.counts[DONE] == found.counts.total() else INCOMPLETE
 
 
 def _tell(cells: Sequence[Cell], output_dir: Path) -> None:

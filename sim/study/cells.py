@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sim.setup.build import trace_directory
 from sim.setup.configure import configure, system_name
+from sim.setup.own_gates import with_gates
 from sim.study.composing import compose_plainly
 from sim.study.plan import Plan, Values, nearest
 from sim.traces.header import parse_header, trace_sha256
@@ -92,6 +93,7 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
     config = composed
     for key, value in settings.items():
         config = _with(config, key.split("."), value)
+    config = _with_gates(config)
     axes = {**dict(values), **{key: value for key, value, _ in map(_taken_apart, words)}}
     axes |= {key: value for key, value, _ in map(_taken_apart, plan.last) if key in axes}
     system, sha256 = system_name(chosen, told), _trace_sha256(config["trace"].get("path"))
@@ -194,6 +196,14 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
+
+
+def _with_gates(config: dict[str, Any]) -> dict[str, Any]:
+    """`with_gates`; the same configuration where there are none, for its run says why."""
+    try:
+        return with_gates(config)
+    except ValueError:
+        return config
 
 
 @cache

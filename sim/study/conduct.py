@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import (
@@ -23,6 +24,16 @@ from sim.study.launchers import Launcher
 from sim.study.rows import DONE, FAILED, REFUSED, Row, axis_types
 
 
+@dataclass(frozen=True)
+class Conducted:
+    """How many of a study's cells have each status, and how many ``ran`` in this call; the others
+    were recorded before.
+    """
+
+    counts: Counter[str]
+    ran: int
+
+
 def conduct(
     study: str,
     cells: Sequence[Cell],
@@ -30,9 +41,8 @@ def conduct(
     output_dir: Path,
     retry: bool = False,
     tell: Callable[[str], None] = print,
-) -> Counter[str]:
-    """Run the cells that are not recorded in ``output_dir`` yet. Return how many of all ``cells``
-    have each status.
+) -> Conducted:
+    """Run the cells that are not recorded in ``output_dir`` yet.
 
     ``retry``: cells that were refused or failed run again. Raise DatasetError where rows cannot be
     recorded.
@@ -47,7 +57,7 @@ def conduct(
             for row in launcher.run(study, left, output_dir):
                 dataset.add(row)
                 report(row)
-        return Counter(dataset.statuses[cell.key] for cell in cells)
+        return Conducted(Counter(dataset.statuses[cell.key] for cell in cells), len(left))
 
 
 def axes_of(cells: Iterable[Cell]) -> dict[str, object]:
@@ -90,12 +100,17 @@ def showing_progress(study: str, total: int) -> Iterator[Callable[[Row], None]]:
         yield report
 
 
-def answer(study: str, counts: Counter[str], output_dir: Path) -> str:
-    """The last lines of a study: how many cells have each status, and how to read them."""
+def answer(study: str, conducted: Conducted, output_dir: Path) -> str:
+    """The last lines of a study: how many cells have each status, how many ran now, and how to read
+    them.
+    """
+    counts = conducted.counts
+    before = counts.total() - conducted.ran
+    now = f"; {conducted.ran} ran now, {before} were recorded before" if before else ""
     bad = [f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status]]
     told = f" ({', '.join(bad)}: column error says why)" if bad else ""
     return (
-        f"{study}: {counts.total()} cells, {counts[DONE]} done{told}. "
+        f"{study}: {counts.total()} cells, {counts[DONE]} done{told}{now}. "
         f'polars.read_parquet("{output_dir}/cells/*.parquet") reads them.'
     )
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from omegaconf import OmegaConf
 
 from sim.results.run import Run
 from sim.setup.build import build, load_trace, trace_directory
 from sim.setup.configure import changes, configure
 from sim.setup.execute import execute
+from sim.setup.own_gates import with_gates
+from sim.setup.refusals import checked_settings
 from sim.study.cells import cell_key
 from sim.traces.header import parse_header, trace_sha256
 from sim.traces.trace import Trace
@@ -42,7 +43,9 @@ def prepared(words: Sequence[str]) -> Run:
     what hydra refuses.
     """
     cfg, system = configure("outputs=summary", *words)
-    return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
+    config = with_gates(checked_settings(cfg))
+    trace = _trace(trace_directory(config["trace"]["path"]).absolute())
+    return build(config, system, trace, changed=changes(words))
 
 
 def trial(words: Sequence[str]) -> Trial:
@@ -92,12 +95,12 @@ def slots_a_layer(found: Trial) -> float:
 
 def _key(words: Sequence[str]) -> str:
     cfg, system = configure("outputs=summary", *words)
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    header = (trace_directory(str(cfg.trace.path)) / "header.json").read_bytes()
+    config = with_gates(checked_settings(cfg))
+    header = (trace_directory(config["trace"]["path"]) / "header.json").read_bytes()
     return cell_key(config, system, trace_sha256(parse_header(header)))
 
 
 @lru_cache(maxsize=2)
-def _trace(path: str) -> Trace:
+def _trace(path: Path) -> Trace:
     """A trace with every column that a policy may require."""
-    return load_trace(path, lookahead_sites=1, active_shares=True, logits=True)
+    return load_trace(str(path), lookahead_sites=1, active_shares=True, logits=True)

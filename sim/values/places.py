@@ -34,9 +34,21 @@ def name_of(path: Path) -> Path:
 
 def machine_file(name: str) -> Path:
     """Where a command writes a machine that it has measured, unless it is told: ``conf/hardware``
-    of a checkout, else ``hardware`` of the working directory, which ``--config-dir=.`` brings in.
+    of a checkout, else ``mine/hardware``. The working directory itself cannot be searched by Hydra
+    once it has a folder ``outputs``, which is a key of every run.
     """
-    return (CONF if IS_CHECKOUT else Path()) / "hardware" / f"{name}.yaml"
+    return (CONF if IS_CHECKOUT else Path("mine")) / "hardware" / f"{name}.yaml"
+
+
+def words_for(file: Path) -> str:
+    """The words with which runs find a file of a group, wherever it lies.
+
+    >>> words_for(Path("mine/model/own.yaml")), words_for(CONF / "model" / "own.yaml")
+    ("model=own 'hydra.searchpath=[mine]'", 'model=own')
+    """
+    group = file.absolute().parent
+    search = "" if group.parent == CONF else f" 'hydra.searchpath=[{file.parent.parent}]'"
+    return f"{group.name}={file.stem}{search}"
 
 
 def is_free(directory: Path) -> bool:

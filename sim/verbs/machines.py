@@ -98,12 +98,12 @@ VERBS = (
         (
             Option("from", "its config.json", Kind.PLACE, is_needed=True),
             Option("name", "name of the model", default="the folder's"),
-            Option("output", "the file of conf/model to write", default="printed"),
+            Option("output", "the file to write, in a folder named model", default="printed"),
         ),
         (
             "models from=capture/assets/tiny_mixtral/config.json",
             "models from=capture/assets/tiny_qwen2moe name=mine",
-            "models from=capture/assets/tiny_mixtral name=mine output=mine.yaml",
+            "models from=capture/assets/tiny_mixtral name=own output=mine/model/own.yaml",
         ),
         "docs/machines.md",
     ),
@@ -284,7 +284,7 @@ VERBS = (
             Option(
                 "fit", "which", Kind.ONE, "", ("widths", "low_share", "sparsity"), is_needed=True
             ),
-            TRACE,
+            named(TRACE, "tiny_mixtral"),
             Option("tolerated", "increase of perplexity (share)", Kind.NUMBER, "0.05"),
             Option("texts", "how many sequences are read", Kind.WHOLE, "8", least=1),
             WEIGHTS,

@@ -174,6 +174,20 @@ def models_for(sites: int, experts: int, top_k: int, hidden: int, intermediate: 
     )
 
 
+def run_of(shape: Mapping[str, Any], place: Path) -> str:
+    """The command that runs the trace at ``place``, of a model of this shape: with the model that
+    has its sizes, else with a stand-in that gets them.
+
+    >>> run_of(dict(zip(SIZES, (27, 64, 6, 2048, 1408))), Path("mine"))
+    'moelab run system=lru model=deepseek_moe_16b trace.path=mine'
+    """
+    sizes = [shape[key] for key in SIZES]
+    files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
+    alike = [name for name, own in files.items() if [own.get(key) for key in SIZES] == sizes]
+    model = f"model={alike[0]}" if alike else _stand_in(files, sizes).partition(" (")[0]
+    return f"moelab run system=lru {model} trace.path={place}"
+
+
 def _stand_in(files: Mapping[str, Mapping[str, Any]], wanted: Sequence[int]) -> str:
     """The words that give the sizes that are wanted to the model whose own are nearest: the width of
     an expert counts most, then hidden size, ``top_k``, experts and sites.

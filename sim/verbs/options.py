@@ -34,9 +34,9 @@ MODEL = Option("model", "whose sizes", Kind.NAME, "tiny_gates_half_mixtral", ("m
 MACHINE = Option("hardware", "which machine", Kind.NAME, "rtx4090_pcie4", ("hardware",))
 TRACE = Option(
     "trace",
-    "which bundled trace; trace.path=DIR for another",
+    "whose gates; trace.path=DIR for a folder",
     Kind.NAME,
-    "tiny_mixtral",
+    "of_model: the model's own",
     ("trace",),
 )
 WORKLOAD = Option("workload", "how requests come", Kind.NAME, "sequential", ("workload",))

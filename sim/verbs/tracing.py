@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.verbs.options import DTYPE, PROMPT_SETS, TRACE, out
+from sim.verbs.options import DTYPE, PROMPT_SETS, TRACE, named, out
 from sim.verbs.verb import Kind, Option, Verb
 
 TRACES = "traces"
@@ -111,7 +111,7 @@ VERBS = (
         (
             Option("format", "who wrote it", Kind.ONE, values=FORMATS, is_needed=True),
             Option("path", "the file or folder", Kind.PLACE, is_needed=True),
-            *out("", "folder of the trace"),
+            *out("outputs/traces/FILE", "folder of the trace; without the word a new one"),
             Option(
                 "KEY",
                 "what the file does not tell (model, experts a layer, hidden, expert_intermediate,"
@@ -240,7 +240,7 @@ VERBS = (
         "Train the networks of a learned predictor on a trace's fit sequences.",
         (
             Option("predictor", "which", Kind.NAME, "", ("predictor",), is_needed=True),
-            TRACE,
+            named(TRACE, "tiny_mixtral"),
             Option("width", "units of the hidden layer at the first site", Kind.WHOLE, "64"),
             Option("epochs", "passes over the rows", Kind.WHOLE, "60", least=1),
             Option("batch", "rows at once", Kind.WHOLE, "256", least=1),
@@ -265,7 +265,7 @@ VERBS = (
         "Compute FloE's forecast of channels, and count how much of it came true.",
         (
             MODEL_PLACE,
-            TRACE,
+            named(TRACE, "tiny_mixtral"),
             Option("trace.path", "folder of another trace"),
             FITTED,
         ),

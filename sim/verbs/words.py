@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sim.process.drivers import has_cuda
 from sim.values.fields import HEADER_FILE
-from sim.values.places import ROOT, is_free
+from sim.values.places import ROOT, is_free, words_for
 from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
 from sim.verbs.synonyms import meanings, spoken
 from sim.verbs.verb import Kind, Option, Verb
@@ -83,7 +83,7 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
     for word in overrides:
         _check_override(verb, word, given, searched)
     for key, text in own.items():
-        _check_own(verb, key, text)
+        _check_own(verb, key, text, searched)
     _check_trace({**given, **own}.get("trace.path", ""))
     _check_folder(verb, own, overrides)
     if missing := [one.key for one in verb.options if one.is_needed and one.key not in own]:
@@ -139,13 +139,15 @@ def _check_places(verb: Verb, places: Sequence[str]) -> None:
         )
 
 
-def _check_own(verb: Verb, key: str, text: str) -> None:
+def _check_own(verb: Verb, key: str, text: str, searched: bool) -> None:
     option = verb.option(key)
     assert option is not None
     if not text and option.can_be_empty:
         return
     if not text:
         raise ValueError(f"{key}= is empty; give a value, or leave it out")
+    if searched and option.kind in (Kind.NAME, Kind.NAMES):
+        return  # It may lie in a folder that only Hydra knows.
     check_value(option, text)
 
 
@@ -247,6 +249,10 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
             near = nearest(name, known) or f"; moelab list {LISTED.get(group, 'policies')} has them"
             if group == "trace" and Path(name).is_dir():
                 near = f"; a folder is given as trace.path={name}"
+            if group == "model" and not nearest(name, known):
+                near += ", moelab models from=config.json makes one"
+            for own in sorted(Path().glob(f"*/{group}/{name}.yaml")):
+                near = f"; {own} is found by {words_for(own)}"
             raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
     if "," in text and not several:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")

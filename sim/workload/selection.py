@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.traces.flags import check_flags
 from sim.traces.trace import Trace, TraceSequence
 from sim.values.units import require_number, seconds
 from sim.workload.lengths import Lengths
@@ -88,12 +89,7 @@ def chosen_sequences(
     name = trace.header.name
     if split not in SPLITS:
         raise ValueError(f"unknown trace.split={split}; allowed: {', '.join(SPLITS)}")
-    known = sorted({flag for sequence in trace.header.sequences for flag in sequence.flags})
-    if unknown := [flag for flag in exclude if flag not in known]:
-        raise ValueError(
-            f"trace.exclude names {', '.join(unknown)}, but the sequences of trace {name} have the"
-            f" flags {', '.join(known) or '(none)'}; leave it out, or name one of these"
-        )
+    check_flags(exclude, trace.header)
     present = set(np.unique(rows).tolist())
     chosen = [
         s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present

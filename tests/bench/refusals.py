@@ -11,10 +11,11 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
+from pathlib import Path
 
 from first_answers import cpu_s
 
-from helpers.wrong_words import WRONG
+from helpers.wrong_words import FILES, LATER, WRONG
 
 SHOWN = 10
 
@@ -22,7 +23,9 @@ if __name__ == "__main__":
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     found = []
     with tempfile.TemporaryDirectory() as place:
-        for line in sys.argv[2:] or WRONG:
+        for name, text in FILES.items():
+            (Path(place) / name).write_text(text, encoding="utf-8")
+        for line in sys.argv[2:] or (*WRONG, *LATER):
             words = ("sim.moelab", *shlex.split(line))
             found.append((min(cpu_s(words, place) for _ in range(repeats)), line))
     print(f"{len(found)} lines; the slowest:")

@@ -158,13 +158,13 @@ def test_pageable_memory_halves_the_bandwidth(configure: Configure) -> None:
     )
 
 
-@pytest.mark.parametrize("system", ["infinite_link", "io_free", "mixtral_gpu"])
+@pytest.mark.parametrize("system", ["infinite_link", "io_free", "resident_int2"])
 def test_what_waits_for_no_copy_is_compute_alone(configure: Configure, system: str) -> None:
     """The stream is never idle, and nothing could be faster."""
     _, summary = ran(configure, f"system={system}", "bounds=max")
     assert summary["makespan_s"] == summary["compute_busy_s"]
     assert summary["bounds"]["lower_s"] == summary["makespan_s"]
-    assert (moved(summary, "demand") == 0) == (system == "mixtral_gpu")
+    assert (moved(summary, "demand") == 0) == (system == "resident_int2")
 
 
 def test_floes_up_projections_are_in_the_ledger(configure: Configure, bundled_trace: Trace) -> None:

@@ -185,7 +185,7 @@ CLAIMS = {
     "io_qexp": Claim("keeps nothing, in INT4", one_buffer("int4"), "precision=fp16"),
     "io_free": Claim("has all in memory", never_waits, "loader=on_demand"),
     "infinite_link": Claim("waits for no copy", never_waits, "loader=on_demand"),
-    "mixtral_gpu": Claim("loads nothing", lambda ran: not ran.moved, "budget.resident_share=0.5"),
+    "resident_int2": Claim("loads nothing", lambda ran: not ran.moved, "budget.resident_share=0.5"),
     "lru": Claim(
         "one pool, on demand",
         lambda ran: ran.pools == (64,) and not ran.queued,

@@ -67,7 +67,7 @@ def _ask(place: Path, patch: pytest.MonkeyPatch) -> None:
         for one in test_ask_figure.FOUND.rows
     ]
     found = replace(test_ask_figure.FOUND, rows=tuple(rows), refused=(("odd", "no [room]"),))
-    patch.setattr(ask, "_ask", lambda words, where: found)
+    patch.setattr(ask, "_ask", lambda words: found)
     words = ["model=tiny_mixtral", "machine=rtx4090_pcie4", f"output_dir={place / 'out'}"]
     assert ask.main(words) == 0
 

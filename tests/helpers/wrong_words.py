@@ -204,3 +204,16 @@ WRONG = {
     "validate systems=lru budgets=0.5 closed_loop=free-runing": "did you mean free-running?",
     "calibrate log=. columns=a base=oneplus_15r name=My": "must be lower-case letters",
 }
+
+LATER = {
+    "capture model=tiny_mixtral prompts=wrong.jsonl output_dir=x": "wrong.jsonl:1: not JSON",
+    "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 context=1000000000": "the key-value cache of 10",
+    "whatif memory system=lru values=2,3": "share of the expert bytes resident can be 1 at most",
+    "whatif predictor system=lru values=1.5": "precision of the forecasts can be 1 at most",
+    "capture fit predictor=next_site": "NextSiteConditional is no network; moelab fit makes",
+    "capture fit predictor=gate_lookahead_1": "GateLookahead has nothing to fit",
+}
+"""Wrong lines that their command refuses, before it loads or makes what takes long. The folder has
+`FILES`.
+"""
+FILES = {"wrong.jsonl": "no JSON"}

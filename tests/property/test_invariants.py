@@ -251,6 +251,7 @@ def synthetic_trace() -> Trace:
 
 
 SMALL = (
+    "trace=tiny_mixtral",  # The trace is at hand: no file is read.
     "model=tiny_mixtral",
     "model.name=small",
     "model.sites=4",

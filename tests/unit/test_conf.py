@@ -25,6 +25,7 @@ from sim.setup.parts import PARTS
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
+from sim.verbs.names import names
 
 CONF = ROOT / "conf"
 Configure = Callable[..., DictConfig]
@@ -58,7 +59,7 @@ DOCUMENTED = {
     "io_exp",
     "io_qexp",
     "sti",
-    "mixtral_gpu",
+    "resident_int2",
     "hobbit_cpu",
     "pregated_moe",
     "swapmoe",
@@ -171,7 +172,7 @@ def test_a_system_file_holds_choices_only(system: str) -> None:
     content = OmegaConf.load(CONF / "system" / f"{system}.yaml")
     assert list(content)[:1] == ["defaults"]
     shares = {
-        "mixtral_gpu": 1.0,
+        "resident_int2": 1.0,
         "edgemoe": 0.25,
     }  # all is resident; FP32 slots for half would fit no usual card
     assert content.get("budget") == (
@@ -451,3 +452,10 @@ def test_equal_shares_give_every_system_equal_bytes(
         largest = run.controller.geometry.slot_sizes[0]
         held = 2 if isinstance(run.controller.cache, Transient) else 16 * 8 // 2
         assert sum(run.controller.slots.capacity_bytes) == held * largest, system
+
+
+def test_a_system_bears_a_model_s_name_only_where_it_is_published_under_that_name() -> None:
+    """It runs any model: ask names the fastest one for Qwen, too."""
+    families = {name.split("_")[0] for name in names("model")} - {"tiny"}
+    named = {name for name in names("system") if name.split("_")[0] in families}
+    assert named == {"mixtral_offloading", "mixtral_offloading_code"}

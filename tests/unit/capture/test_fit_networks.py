@@ -106,7 +106,10 @@ def test_the_command_trains_on_the_fit_split_and_says_how(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["predictor=next_site"], "NextSiteConditional is no network; use python -m sim.fit"),
+        (
+            ["predictor=next_site"],
+            "NextSiteConditional is no network; moelab fit makes its statistics",
+        ),
         (["predictor=learned", "epochs=0"], "epochs=0 must be a number above 0"),
         (["predictor=learned", "rate=fast"], "rate=fast must be a number (float)"),
         (["predictor=learned", "predictor.score_sites=4"], "fewer predictor.score_sites"),

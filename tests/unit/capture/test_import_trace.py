@@ -58,7 +58,7 @@ def test_importing_needs_no_torch() -> None:
         (["format"], "known key=value"),
         (["format=npz", "format=npz"], "format is given twice"),
         (["format=npz", "path="], "path is empty"),
-        (["format=npz"], "missing path=... and output_dir=..."),
+        (["format=npz"], "missing path=..."),
         (
             ["format=xml", "path=p", "output_dir=o"],
             "unknown format=xml; known formats: " + ", ".join(FORMATS),

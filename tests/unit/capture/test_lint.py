@@ -13,7 +13,7 @@ import pytest
 
 from capture.import_trace import main as import_trace
 from capture.lint import NATIVE_TOP_K, lint, main, native_top_k
-from capture.linting.checks import find_loops, shared_offsets
+from capture.linting.repeats import find_loops, shared_offsets
 from capture.statistics.codes import selection_codes
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, Finding, ModelShape, Trace, read_trace, write_trace
@@ -66,8 +66,10 @@ def test_clean_traces_are_not_accused(clean: Trace) -> None:
     assert lint(with_tokens(clean)) == ()
 
 
-def test_the_bundled_trace_is_clean() -> None:
+def test_the_bundled_trace_is_clean_and_no_bundled_one_is_random() -> None:
     assert lint(read_trace(BUNDLED)) == ()
+    for name in ("tiny_qwen2moe", "tiny_switch"):
+        assert ("random_routing", False) not in named(read_trace(BUNDLED.with_name(name)))
 
 
 @pytest.mark.parametrize("period", [1, 3, 7, 20])
@@ -99,6 +101,29 @@ def test_a_loop_is_found_in_routing_where_tokens_are_unknown(clean: Trace, perio
     assert (sequence, found) == (5, period)
     assert share == (TOKENS // 2 - period) / TOKENS if period > 1 else share > 0.4
     assert ("repetition", True) in named(trace)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_routing_is_noted_with_its_figure_and_chance(clean: Trace, seed: int) -> None:
+    def random(ids: np.ndarray) -> None:
+        drawn = np.random.default_rng(seed).random((*ids.shape[:2], SHAPE.experts))
+        ids[:] = drawn.argsort(-1)[..., : SHAPE.top_k]
+
+    (finding,) = lint(altered(clean, ids=random))
+    assert finding == Finding("random_routing", False, finding.text)
+    assert "by chance (5.7%: 4 of 70)" in finding.text
+    assert 4.5 < float(finding.text.partition("%")[0]) < 6.5
+
+
+def test_popular_experts_or_reuse_alone_are_no_random_routing_nor_are_too_few_tokens() -> None:
+    for skew, persistence in ((1.0, 0.0), (0.0, 0.3)):
+        trace = synthesize(
+            SHAPE, tokens=TOKENS, sequences=SEQUENCES, skew=skew, persistence=persistence
+        )
+        assert ("random_routing", False) not in named(trace), (skew, persistence)
+    for seed in range(8):
+        few = synthesize(SHAPE, tokens=8, sequences=2, skew=0.0, persistence=0.0, seed=seed)
+        assert named(few) == set(), "two sequences of 8 tokens have too few choices to tell"
 
 
 def test_a_row_repeats_by_its_own_number_of_choices(clean: Trace) -> None:

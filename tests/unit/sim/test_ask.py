@@ -16,19 +16,11 @@ from sim.answers import ask as answers
 from sim.answers import ask_bench
 from sim.answers.ask import _first, _least, fits_of, systems_at
 from sim.answers.ask_bench import trial_within
-from sim.answers.ask_fits import fit_beside
-from sim.answers.ask_gates import choose, preset_of, recorded
 from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Row, alike
 from sim.answers.ask_words import paragraph
-from sim.fitting.artefact import read_artefact
 from sim.results.labels import Labels
 from sim.results.paired import Paired
-from sim.setup.configure import configure
-from sim.setup.parts import make_model
-from sim.setup.refusals import checked_settings
 from sim.study.trials import Trial, prepared, trial
-from sim.synthetic.synthesis import Request
-from sim.traces.trace import read_header
 from sim.values.units import GIB
 from sim.verbs.names import names
 
@@ -49,10 +41,6 @@ def few_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         answers, "names", lambda group: SYSTEMS if group == "system" else names(group)
     )
-
-
-def model_of(*words: str):
-    return make_model(checked_settings(configure(*words, "outputs=summary")[0]))
 
 
 WORDS = ("model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW)
@@ -162,41 +150,6 @@ def test_systems_that_change_no_precision_are_asked_at_each_and_others_once() ->
     # Where everything fits nobody offloads.
     fitting = [one for one in systems_at(["fp16", "int4"], ["int4"]) if "precision=int4" in one]
     assert fitting == [("system=lru", "precision=int4")]
-
-
-def test_gates_are_recorded_ones_of_the_shape_or_synthetic_ones_of_the_name(tmp_path: Path) -> None:
-    request = Request("", 2, sequences=4, prompt_tokens=3, lookahead=3)
-    mixtral = model_of("model=tiny_gates_half_mixtral")
-    assert recorded(mixtral) == "tiny_mixtral"
-    assert choose(mixtral, [], request, tmp_path / "a").words == ("trace=tiny_mixtral",)
-    assert choose(mixtral, ["trace.path=x"], request, tmp_path / "a").words == ("trace.path=x",)
-    assert not (tmp_path / "a").exists()
-    switch = choose(model_of("model=switch_base_8"), [], request, tmp_path / "b")
-    assert "SYNTHETIC" in switch.told
-    assert read_header(tmp_path / "b").name == "synthetic_switch_base_8"
-    near = preset_of(model_of("model=mixtral_8x22b"))
-    assert near is not None
-    assert near.name == "mixtral_8x22b"
-    odd = model_of("model=mixtral_8x7b", "model.experts=9")
-    with pytest.raises(ValueError, match=r"no gates of 32 x 9 top-2 for model mixtral_8x7b"):
-        choose(odd, [], request, tmp_path / "c")
-
-
-def test_what_systems_learn_is_fitted_on_gates_that_nobody_is_judged_on(tmp_path: Path) -> None:
-    request = Request("", 2, sequences=4, prompt_tokens=3, lookahead=3)
-    gates = choose(model_of("model=switch_base_8"), [], request, tmp_path)
-    words = [*gates.words, "model=switch_base_8", "budget=fit"]
-    run = prepared([*words, "system=lru"])
-    with pytest.raises(ValueError, match=rf"no fit next_site .*trace\.path={tmp_path} output_dir="):
-        prepared([*words, "system=eap"])
-    assert fit_beside(run.trace, tmp_path) == ("eap", "edgemoe", "moe_infinity", "sida")
-    judged = {one.sequence for one in run.workload.sequences}
-    for place in (tmp_path / "fits").glob("*.json"):
-        learnt_on = read_artefact(place).sequences
-        assert len(learnt_on) == 2
-        assert not judged & set(learnt_on)
-    for system in ("eap", "edgemoe", "moe_infinity", "sida"):
-        prepared([*words, f"system={system}"])
 
 
 def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(

@@ -32,6 +32,7 @@ from sim.results.labels import Labels
 from sim.results.outputs import answer as run_answer
 from sim.results.outputs import print_summary
 from sim.results.paired import Paired
+from sim.study.conduct import Conducted
 from sim.study.conduct import answer as study_answer
 from sim.study.search import Found, Search, SearchResult
 from sim.study.search import told as search_told
@@ -443,11 +444,12 @@ def test_a_search_tells_both_splits_of_everything_it_found() -> None:
 
 def test_a_study_ends_with_its_counts() -> None:
     counts = Counter(done=11, refused=2, failed=3)
-    assert study_answer("x", counts, Path("there")) == (
+    assert study_answer("x", Conducted(counts, 16), Path("there")) == (
         "x: 16 cells, 11 done (2 refused, 3 failed: column error says why)."
         ' polars.read_parquet("there/cells/*.parquet") reads them.'
     )
-    assert study_answer("x", Counter(done=4), Path("there")).startswith("x: 4 cells, 4 done. ")
+    resumed = study_answer("x", Conducted(Counter(done=4), 1), Path("there"))
+    assert resumed.startswith("x: 4 cells, 4 done; 1 ran now, 3 were recorded before. ")
 
 
 def test_a_calibrated_cache_tells_its_best_points_in_order(

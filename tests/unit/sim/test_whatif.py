@@ -299,6 +299,20 @@ def test_a_table_fits_80_columns_and_says_what_does_not_change_once() -> None:
     assert "waits 96% at each point" in told
 
 
+@pytest.mark.parametrize(
+    ("hits", "slots", "told"),
+    [(0.0, 1.94, True), (0.1, 1.94, False), (0.0, 2.0, False), (None, 1.94, False)],
+)
+def test_hits_of_none_are_explained_where_the_slots_hold_less_than_a_token_needs(
+    hits: float | None, slots: float, told: bool
+) -> None:
+    rows = tuple(whatif.Row(x, "lru", x, None, 0.9, hits, None, None, slots) for x in (1.0, 2.0))
+    found = whatif.Answer("link", "GB/s", rows, None, None, (), (), True, top_k=2)
+    caption = str(table_of(found, "lru").caption)
+    words = "no expert hits where the slots hold 1.94 a layer: one token needs 2, so each is gone"
+    assert (words in caption) is told
+
+
 def test_the_table_of_contexts_fits_80_columns() -> None:
     rows = tuple(
         Row(

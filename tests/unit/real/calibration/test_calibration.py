@@ -250,7 +250,8 @@ def test_this_machine_is_measured_and_then_simulated(
         "engine.source=buffered",
     ]
     assert main(words) == 0, capsys.readouterr().err
-    assert "python -m sim system=lru hardware=here uses it" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"next: moelab run system=lru hardware=here 'hydra.searchpath=[{tmp_path}]'" in told
     cfg, name = configure(
         "system=lru",
         "hardware=here",

@@ -8,12 +8,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from omegaconf import OmegaConf
 
 from helpers.drawn import is_all_inside, kept, legend, notes, points, ticks, upright
 from helpers.printed import rows_of, shows
+from sim.answers.ask import behind_the_fastest
 from sim.answers.ask_figure import MOST, TONES, draw
 from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
 from sim.answers.ask_quality import FILE, Quality, quality_of
@@ -286,29 +288,38 @@ def test_what_fits_nowhere_or_at_once_is_said(fits: tuple[Fit, ...], told: str) 
     assert told in paragraph(replace(FOUND, fits=fits))
 
 
-def test_systems_whose_intervals_reach_the_fastest_are_named_and_slower_ones_are_not() -> None:
-    rows = (
-        row("a", LOSSLESS, 10.0, 0.5),
-        row("touches", LOSSLESS, 8.0, 0.5, interval=(7.0, 8.3)),
-        row("below", LOSSLESS, 7.5, 0.5, interval=(7.0, 8.2)),
-        row("alone", LOSSLESS, 8.31, 0.5, interval=None),
-        row("alone_below", LOSSLESS, 8.2, 0.5, interval=None),
-    )
-    told = paragraph(replace(FOUND, rows=rows))
-    assert "a at fp16 (intervals overlap with alone, touches): 10 tokens/s" in told
-    assert "No lossy system can run here." in told
-    first = (replace(rows[0], interval=None), replace(rows[1], interval=(9.0, 10.0)), rows[2])
-    assert "a at fp16 (intervals overlap with touches): " in paragraph(replace(FOUND, rows=first))
+def test_systems_that_the_same_sequences_do_not_tell_apart_tie_and_slower_ones_do_not() -> None:
+    """By hand: four sequences of 1 to 4 s. Intervals of single systems overlap for all of them."""
+    seconds = np.array([1.0, 2.0, 3.0, 4.0])
+    rows = [row(name, LOSSLESS, speed, 0.5) for name, speed in (("a", 10), ("b", 10), ("c", 9.9))]
+    rows += [row("surely", LOSSLESS, 9.8, 0.5), row("one", LOSSY, 5.0, 0.5)]
+    times = {
+        rows[0].words: seconds,
+        rows[1].words: seconds,
+        rows[2].words: seconds + np.array([0.3, -0.2, -0.1, 0.1]),
+        rows[3].words: seconds * 1.02,
+        rows[4].words: seconds * 2,
+    }
+    told = paragraph(replace(FOUND, rows=behind_the_fastest(rows, times)))
+    assert (
+        "3 lossless systems tie as the fastest (95 % over the same sequences): a at fp16, b at"
+        " fp16, c at fp16; a at fp16: 10 tokens/s"
+    ) in told
+    assert "surely at fp16: " not in told
+    assert "The fastest lossy system is one at fp16: 5 tokens/s" in told
+    alone = behind_the_fastest(rows[:4], {words: each[:1] for words, each in times.items()})
+    assert [one.ties for one in alone] == [False, True, False, False], "one sequence: no interval"
 
 
 def test_of_many_systems_three_are_named_and_the_others_counted() -> None:
-    rows = tuple(row(f"s{at}", LOSSLESS, 9 - at / 100, 0.5) for at in range(5))
+    tied = Paired(1.0, (0.9, 1.1), 0.5, 4)
+    rows = tuple(row(f"s{at}", LOSSLESS, 9 - at / 100, 0.5, behind=tied) for at in range(5))
     assert names_of(rows[:3]) == "s0, s1, s2"
     assert names_of(rows) == "s0, s1, s2 and 2 more"
     told = paragraph(replace(FOUND, rows=rows))
-    assert "(intervals overlap with s1, s2, s3 and 1 more)" in told
+    assert "sequences): s0 at fp16, s1 at fp16, s2 at fp16 and 2 more; s0 at fp16: 9" in told
     assert "lossless: s0 at fp16, s1 at fp16, s2 at fp16 and 2 more here." in told
     four = paragraph(replace(FOUND, rows=rows[:4]))
-    assert "(intervals overlap with s1, s2, s3)" in four
+    assert "sequences): s0 at fp16, s1 at fp16, s2 at fp16 and 1 more; s0 at fp16: 9" in four
     assert "s2 at fp16 and 1 more here." in four
     assert "s2 at fp16 here." in paragraph(replace(FOUND, rows=rows[:3]))

@@ -15,12 +15,12 @@ import polars as pl
 import pytest
 
 from sim import export
-from sim.answers.ask_gates import choose
 from sim.answers.engine_flags import Flags, on_host, read_flags, words_of
 from sim.answers.export import Search, Tried, even, exported
 from sim.results.labels import Labels
 from sim.setup.configure import configure
 from sim.setup.execute import execute
+from sim.setup.own_gates import own_gates
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
 from sim.setup.run_memory import left_bytes
@@ -112,9 +112,10 @@ def test_a_speed_with_one_top_is_climbed_to_it_in_few_tries(low: int, layers: in
 @pytest.mark.thorough
 @pytest.mark.parametrize("link_gb_per_s", [31.5, 126])
 def test_the_search_is_within_five_percent_of_trying_every_line(
-    link_gb_per_s: float, tmp_path: Path
+    link_gb_per_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """48 layers of which a few do not fit: more numbers than are tried."""
+    monkeypatch.chdir(tmp_path)
     model = make_model(checked_settings(configure("model=qwen3_30b_a3b")[0]))
     request = Request("", 6, sequences=4, prompt_tokens=8, lookahead=1)
     given = (
@@ -122,7 +123,7 @@ def test_the_search_is_within_five_percent_of_trying_every_line(
         "hardware=rtx4090_pcie4",
         "hardware.memory_gib=28",
         "precision=int8",
-        *choose(model, [], request, tmp_path / "gates").words,
+        *own_gates(model, request).words(model),
         f"hardware.links.pcie.peak_gb_per_s={link_gb_per_s}",
     )
     search = exported(Flags(4096), given, simulate)

@@ -228,10 +228,11 @@ def test_the_command_writes_a_file_that_is_the_same_model(
             "v_head_dim": 4,
         },
     )
-    output = tmp_path / "mine.yaml"
+    output = tmp_path / "model" / "mine.yaml"
     assert main([f"from={path}", "name=mine", f"output={output}"]) == 0
-    assert "python -m sim model=mine" in capsys.readouterr().out
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+    told = capsys.readouterr().out
+    assert f"moelab ask model=mine 'hydra.searchpath=[{tmp_path}]' machine=" in told
+    with initialize_config_dir(str(output.parent), version_base="1.3"):
         written = make_object(compose("mine"))
     source = "its transformers config.json (config.json)"
     assert written == model_from_config(read_config(path), "mine", source)
@@ -266,7 +267,7 @@ def test_a_model_is_named_after_its_folder_or_its_file(
         ),
         (("from=FILE", "name=Two Words"), "name='Two Words' must be lower-case letters"),
         (("from=FILE", "output=FILE"), "exists; remove it"),
-        (("from=FILE", "output=/nowhere/x.yaml"), "there is no folder /nowhere"),
+        (("from=FILE", "output=/nowhere/x.yaml"), "say output=mine/model/x.yaml"),
     ],
 )
 def test_a_wrong_word_is_refused_with_one_message(

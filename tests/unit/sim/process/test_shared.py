@@ -47,7 +47,7 @@ def test_steps_that_depend_on_time_are_not_shared(configure: Configure) -> None:
 
 
 def test_plain_values_make_what_hydra_makes_of_them(configure: Configure) -> None:
-    cfg = configure("system=fate", "hardware=rtx4090_nvme")
+    cfg = configure("system=fate", "hardware=rtx4090_nvme", "trace=tiny_mixtral")
     for name in PARTS:
         ours, theirs = (
             make_object(OmegaConf.to_container(cfg[name])),

@@ -45,7 +45,7 @@ def test_what_cannot_be_told_apart_is_said() -> None:
     assert times is not None
     blurred = Done(other.summary, (), times * np.array([1.3, 0.8, 1.1, 0.9]))
     (found,) = overview([run("a", 2), blurred]).sets
-    assert "a (not told apart from b) is the fastest" in verdict(found)
+    assert "a, b tie as the fastest lossless systems, a with " in verdict(found)
     few = [Done(one.summary, (), one.decode_ns[:2]) for one in (run("a", 2), blurred)]  # type: ignore[index]
     assert "not sure: fewer than 4 sequences" in verdict(overview(few).sets[0])
 

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from sim.setup.configure import configure
+from sim.setup.own_gates import with_gates
 from sim.study.cells import PLAIN, Cell, _taken_apart, make_cell, plan_cells
 from sim.study.plan import STUDIES, Plan, make_plan, read_plan
 from sim.study.rows import NUMBERS, TEXTS
@@ -47,7 +48,7 @@ def plan(*base: str, last: tuple[str, ...] = ()) -> Plan:
 def by_hydra(words: tuple[str, ...]) -> dict[str, Any]:
     found = OmegaConf.to_container(configure(*words)[0], resolve=True)
     assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    return with_gates({str(key): value for key, value in found.items()})
 
 
 def told_to_hydra(cell: Cell) -> tuple[str, ...]:

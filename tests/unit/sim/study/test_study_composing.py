@@ -15,7 +15,7 @@ from sim.values.places import CONF
 
 ONLY_HYDRAS = ("study", "experiment", "devices")
 """Groups of which nothing is chosen by default, or whose files belong inside another section."""
-SET_A_BUDGET = ("edgemoe", "mixtral_gpu")
+SET_A_BUDGET = ("edgemoe", "resident_int2")
 """The systems whose files are more than choices, so that hydra composes them."""
 FILES = sorted(
     f"{path.parent.name}={path.stem}"

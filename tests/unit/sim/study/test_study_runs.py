@@ -22,7 +22,7 @@ import pytest
 
 from sim.study import launchers
 from sim.study.cells import Cell, plan_cells
-from sim.study.conduct import conduct
+from sim.study.conduct import answer, conduct
 from sim.study.dataset import read_cells
 from sim.study.launchers import Launcher, Pool, make_launcher
 from sim.study.plan import make_plan, read_plan
@@ -67,7 +67,7 @@ def quiet(text: str) -> None:
 
 # Contracts: C134
 def test_a_refused_cell_is_recorded_with_its_reason_and_the_others_run(tmp_path: Path) -> None:
-    counts = conduct("x", cells_of(), Here(), tmp_path, tell=quiet)
+    counts = conduct("x", cells_of(), Here(), tmp_path, tell=quiet).counts
     assert counts == {"done": 6, "refused": 2}
     refused, other = (
         read_cells(tmp_path).filter(pl.col("status") == "refused").sort("system").to_dicts()[::-1]
@@ -87,8 +87,11 @@ def test_what_is_recorded_never_runs_twice_but_for_a_retry_of_what_went_wrong(
     assert len(first.ran) == len(second.ran) == 4
     assert not set(first.ran) & set(second.ran)
     before = comparable(tmp_path)
-    conduct("x", cells_of(), third, tmp_path, retry=True, tell=quiet)
-    assert len(third.ran) == 2
+    again = conduct("x", cells_of(), third, tmp_path, retry=True, tell=quiet)
+    assert len(third.ran) == again.ran == 2
+    assert "8 cells, 6 done (2 refused: column error says why); 2 ran now, 6 were" in answer(
+        "x", again, tmp_path
+    )
     assert comparable(tmp_path).equals(before)
 
 
@@ -148,7 +151,8 @@ def kill_and_resume(
     out, told = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, told
     assert f"{before} of {cells} cells are recorded already" in told
-    assert f"{cells} cells, {cells} done" in out
+    ran = f"{cells - before} ran now, {before} were recorded before"
+    assert f"{cells} cells, {cells} done; {ran}. " in out
     conduct("study", plan_cells(read_plan(str(study))), Here(), whole, tell=quiet)
     assert comparable(broken).equals(comparable(whole))
 
@@ -186,7 +190,7 @@ def test_a_cell_whose_process_dies_is_recorded_and_its_neighbours_are_not_blamed
 ) -> None:
     monkeypatch.setattr(launchers, "run_cell", die_at_a_quarter)
     cells = cells_of({"system": ["lru"], "budget.resident_share": [0.1, 0.2, 0.25, 0.3, 0.4]})
-    counts = conduct("x", cells, Pool(1), tmp_path, tell=quiet)
+    counts = conduct("x", cells, Pool(1), tmp_path, tell=quiet).counts
     assert counts == {"done": 4, "failed": 1}
     (failed,) = read_cells(tmp_path).filter(pl.col("status") == "failed").to_dicts()
     assert failed["axis.budget.resident_share"] == 0.25
@@ -205,7 +209,7 @@ def test_cells_that_wait_follow_even_where_all_that_ran_have_ended_at_once(
     monkeypatch.setattr(launchers, "wait", lambda running, return_when: wait(running))
     cells = cells_of()
     assert len(cells) > 2 * launchers.ON_THE_WAY
-    assert conduct("x", cells, Pool(1), tmp_path, tell=quiet) == {"done": len(cells)}
+    assert conduct("x", cells, Pool(1), tmp_path, tell=quiet).counts == {"done": len(cells)}
 
 
 # Contracts: C135
@@ -260,7 +264,7 @@ def test_every_launcher_gives_the_same_rows(
     if name != "pool":
         pytest.importorskip(name)
     launcher: Launcher = make_launcher(name, options)
-    assert conduct("x", cells_of(), launcher, tmp_path / name, tell=quiet) == {
+    assert conduct("x", cells_of(), launcher, tmp_path / name, tell=quiet).counts == {
         "done": 6,
         "refused": 2,
     }

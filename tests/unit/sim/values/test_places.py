@@ -46,4 +46,4 @@ def test_an_option_has_one_name_and_one_digest_wherever_the_package_lies(
 
 
 def test_no_command_writes_a_machine_into_an_installed_package(installed: Path) -> None:
-    assert places.machine_file("mine") == Path("hardware/mine.yaml")
+    assert places.machine_file("mine") == Path("mine/hardware/mine.yaml")
