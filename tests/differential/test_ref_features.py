@@ -52,6 +52,14 @@ def several(scenario: Scenario, timeline: Timeline) -> bool:
     return any(len(row.sequences) > 1 for row in timeline.steps)
 
 
+def on_devices(scenario: Scenario, timeline: Timeline) -> bool:
+    """Several links serve, or what devices send to each other takes time."""
+    assert scenario.devices is not None
+    at_once = replace(scenario.devices, cross_ns=0, cross_row_ns=0)
+    links = {row.link for row in timeline.services}
+    return len(links) > 1 or without(devices=at_once)(scenario, timeline)
+
+
 SHOWS: dict[str, Shows] = {
     "engines": lambda scenario, timeline: any(row.engine > 0 for row in timeline.services),
     "two_hops": lambda scenario, timeline: any(len(row.hops) == 2 for row in timeline.transfers),
@@ -95,12 +103,8 @@ SHOWS: dict[str, Shows] = {
     ),
     "spared_forecasts": without(demand_evicts="masked_last"),
     "rivals": without(rivalry=None),
-    "devices": lambda scenario, timeline: (
-        len({row.link for row in timeline.services}) > 1
-        or without(devices=replace(scenario.devices, cross_ns=0, cross_row_ns=0))(
-            scenario, timeline
-        )
-    ),
+    "devices": on_devices,
+    "owners": on_devices,
     "lanes": lambda scenario, timeline: without(
         links=tuple(
             replace(link, pace=1_000_000, wake_ns=0, copy_ns=0, by_projection=False)

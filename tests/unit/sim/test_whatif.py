@@ -19,7 +19,7 @@ from sim import whatif
 from sim.answers.breakeven import crossing
 from sim.answers.whatif import Row
 from sim.answers.whatif_words import table_of
-from sim.machine.ledger import check_memory
+from sim.machine.ledger import check_ledger, make_ledger
 from sim.study import trials
 from sim.whatif import QUESTIONS, _default_folder, answer, main, sentence
 from sim.workload.steps import Limits
@@ -146,10 +146,14 @@ def test_a_context_that_fits_at_fewer_bits_only_is_told_and_the_fill_is_where_me
     fills = int(even.closed_form)
     run = trials.prepared(["system=lru", *SHORTER[:1], *SHORTER[2:]])
     rows = run.workload.limits.rows
-    full = check_memory(run.model, run.hardware, Limits(fills, rows), slot_bytes=0)
+    full, over = (
+        make_ledger(run.model, run.hardware, Limits(tokens, rows), slot_bytes=0)
+        for tokens in (fills, fills + 1)
+    )
+    check_ledger(full, run.hardware, Limits(fills, rows))
     assert run.hardware.memory_bytes - full.total_bytes < run.model.kv_bytes_per_token
     with pytest.raises(ValueError, match="the key-value cache of"):
-        check_memory(run.model, run.hardware, Limits(fills + 1, rows), slot_bytes=0)
+        check_ledger(over, run.hardware, Limits(fills + 1, rows))
 
 
 # Contracts: C153
