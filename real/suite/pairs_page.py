@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,7 +103,7 @@ def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> list[str]:
 def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
     """Draw every pair but waits, predicted over measured; write the figure beside ``stem``."""
     shown = [pair for pair in pairs if pair.quantity in (TOKEN, STEP, ONE)]
-    machines = list(dict.fromkeys(pair.machine for pair in shown))
+    colours = colours_of(pair.machine for pair in shown)
     bases = list(dict.fromkeys(pair.basis for pair in shown))
     with looks(stem.name) as plt:
         figure, axis = plt.subplots(figsize=(8.6, 5.6), layout="constrained")
@@ -117,7 +118,7 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
             zorder=-1,
         )
         for pair in shown:
-            colour = COLOURS[machines.index(pair.machine) % len(COLOURS)]
+            colour = colours[pair.machine]
             axis.plot(
                 1e3 * pair.measured_s,
                 1e3 * pair.predicted_s,
@@ -128,7 +129,7 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
                 markeredgewidth=0.5 if pair.quantity == ONE else 0.9,
                 alpha=0.8,
             )
-        _legend(axis, machines, bases)
+        _legend(axis, colours, bases)
         axis.set(
             xscale="log",
             yscale="log",
@@ -145,13 +146,27 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
         return save(figure, stem)
 
 
-def _legend(axis: Any, machines: Sequence[str], bases: Sequence[str]) -> None:
+def colours_of(machines: Iterable[str]) -> dict[str, str]:
+    """A colour for each machine; one card, and several of it, have the same."""
+    names = list(dict.fromkeys(machines))
+    cards = list(dict.fromkeys(_card(name) for name in names))
+    return {name: COLOURS[cards.index(_card(name)) % len(COLOURS)] for name in names}
+
+
+def _card(machine: str) -> str:
+    return re.sub(r"^\d+ x ", "", machine)
+
+
+def _legend(axis: Any, colours: Mapping[str, str], bases: Sequence[str]) -> None:
     """Colours of machines, marks of what a prediction is made from."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    named: dict[str, list[str]] = {}
+    for machine, colour in colours.items():
+        named.setdefault(colour, []).append(machine)
     marks: list[object] = [
-        Patch(color=COLOURS[at % len(COLOURS)], label=name) for at, name in enumerate(machines)
+        Patch(color=colour, label=", ".join(machines)) for colour, machines in named.items()
     ]
     marks += [
         Line2D([], [], color="0.4", marker=MARKERS[at % len(MARKERS)], linestyle="", label=name)

@@ -24,7 +24,7 @@ from real.suite.pairs import (
     validated_of,
     write_pairs,
 )
-from real.suite.pairs_page import all_lines, cells, draw, line_cells, markdown
+from real.suite.pairs_page import all_lines, cells, colours_of, draw, line_cells, markdown
 
 PAIR = Pair("M", "m", CALIBRATION, "replay", "lru", 0.5, TOKEN, "predicted", 0.1, 0.103)
 
@@ -161,6 +161,13 @@ def test_the_page_has_the_tables_of_the_pairs() -> None:
     page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     for line in markdown(KEPT).splitlines():
         assert line in page, line
+
+
+def test_cards_have_colours_of_their_own_and_two_of_one_card_have_the_same() -> None:
+    found = colours_of(["A", "2 x A", "B", "2 x B", "A"])
+    assert found["A"] == found["2 x A"] != found["B"] == found["2 x B"]
+    kept = {pair.machine.removeprefix("2 x ") for pair in read_pairs()}
+    assert len(set(colours_of(kept).values())) == len(kept)
 
 
 def test_the_figure_has_a_mark_for_each_run_filled_where_it_is_scored(

@@ -210,7 +210,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     "words",
     [
         pytest.param((), id="the CPU is faster", marks=pytest.mark.thorough),
-        pytest.param(("hardware.cpu.memory_gb_per_s=2",), id="a cache is faster"),
+        pytest.param(
+            ("hardware.cpu.memory_gb_per_s=2",), id="a cache is faster", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_what_is_found_for_two_gpus_is_within_five_percent_of_every_set_of_layers(
