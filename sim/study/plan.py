@@ -12,6 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from sim.values.places import CONF
+from sim.verbs.synonyms import in_configuration
 
 STUDIES = CONF / "study"
 KEYS = ("question", "base", "grid", "list", "search")
@@ -136,7 +137,7 @@ def _grid(grid: object, place: str) -> dict[str, list[Any]]:
             f" {grid!r}"
         )
     return {
-        str(key): files_of(str(key), place)
+        in_configuration(str(key)): files_of(in_configuration(str(key)), place)
         if values == ALL
         else _list(values, f"{place}.{key}", at_least=1)
         for key, values in grid.items()
@@ -163,4 +164,4 @@ def _words(found: object, place: str) -> tuple[str, ...]:
             f"{place} must be overrides, such as [system=lru, budget.resident_share=0.5]; got"
             f" {found!r}"
         )
-    return tuple(words)
+    return tuple(map(in_configuration, words))

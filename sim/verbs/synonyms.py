@@ -6,13 +6,14 @@ because that is the section of the configuration. A user need not know which.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from sim.verbs.verb import Verb
 
 KEYS = (("hardware", "machine"),)
-"""Keys that mean the same thing."""
+"""Keys that mean the same thing, first as the configuration has it."""
 CHOICES = (
     ("link", "bandwidth"),
     ("kv", "context"),
@@ -39,6 +40,18 @@ def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
         own = meant.get(f"{key}{equals}")
         found.append(word if own is None else f"{own}{text}")
     return found
+
+
+def in_configuration(word: str) -> str:
+    """A key, or a word that begins with one, as the configuration has it.
+
+    >>> in_configuration("machine.memory_gib=12"), in_configuration("machines")
+    ('hardware.memory_gib=12', 'machines')
+    """
+    for own, other in KEYS:
+        if re.match(rf"{other}(?![a-z_])", word):
+            return own + word.removeprefix(other)
+    return word
 
 
 def meanings(verb: Verb) -> Iterator[tuple[str, str]]:

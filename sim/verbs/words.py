@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from sim.process.drivers import has_cuda
 from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT, is_free, words_for
-from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
+from sim.verbs.names import chosen, lost, names, nearest, of_file, run_of, section, sections
 from sim.verbs.synonyms import meanings, spoken
 from sim.verbs.verb import Kind, Option, Verb
 
@@ -80,6 +81,8 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
     _check_places(verb, places)
     given = {word.partition("=")[0].lstrip("+~"): word.partition("=")[2] for word in overrides}
     searched = any(word.startswith(SEARCHES) for word in (*flags, *overrides))
+    if not searched:
+        _check_own_model({**given, **own})
     for word in overrides:
         _check_override(verb, word, given, searched)
     for key, text in own.items():
@@ -91,6 +94,26 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
             f"missing {' and '.join(f'{key}=...' for key in missing)}; {way_to_help(verb)}"
         )
     return Words(own, tuple(overrides), tuple(places), tuple(flags))
+
+
+def _check_own_model(given: Mapping[str, str]) -> None:
+    """Raise ValueError, with the command that runs it, for a trace of a model of one's own under the
+    name that it was imported with: no file has that name.
+    """
+    name, place = given.get("model", ""), Path(given.get("trace.path") or "nowhere")
+    if not name or name in names("model"):
+        return
+    try:
+        shape = json.loads((place / HEADER_FILE).read_text(encoding="utf-8"))["model"]
+        if shape["name"] != name:
+            return
+        command = run_of(shape, place)
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    raise ValueError(
+        f"model={name}: the trace in {place} is of a model of this name, but no file has the rest of"
+        f" its sizes; with those of a listed one: {command}"
+    )
 
 
 def _check_folder(verb: Verb, own: Mapping[str, str], overrides: Sequence[str]) -> None:

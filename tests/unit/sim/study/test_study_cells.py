@@ -172,6 +172,23 @@ def test_the_key_changes_with_the_trace_and_the_version(monkeypatch: pytest.Monk
     assert cells.cell_key(config, "lru", "abc") != one
 
 
+def test_a_machine_may_be_called_so_in_every_part_of_a_study() -> None:
+    one, other = (
+        make_plan(
+            "x",
+            {
+                "base": [f"{name}=rtx4090_pcie4"],
+                "grid": {name: ["rtx3060_pcie4"], f"{name}.memory_gib": [8]},
+                "list": [[f"{name}=a100_sxm_pcie4"]],
+            },
+            "x.yaml",
+        )
+        for name in ("hardware", "machine")
+    )
+    assert one == other
+    assert one.cells()[0][0] == {"hardware": "rtx3060_pcie4", "hardware.memory_gib": 8}
+
+
 @pytest.mark.parametrize(
     ("base", "values", "message"),
     [

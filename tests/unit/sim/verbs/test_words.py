@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import subprocess
 import sys
@@ -10,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from helpers.wrong_words import WRONG
+from sim.values.fields import HEADER_FILE
 from sim.values.places import ASSETS, CONF, ROOT
 from sim.verbs import words as words_module
 from sim.verbs.begin import answered
 from sim.verbs.complete import ends_of, values_of
-from sim.verbs.names import lost, names, section, sections
+from sim.verbs.names import SIZES, lost, names, run_of, section, sections
 from sim.verbs.options import BUNDLED_MODELS, PROMPT_SETS
 from sim.verbs.table import VERBS, by_words, verb_of
 from sim.verbs.verb import Kind, Option, Verb
@@ -159,6 +162,21 @@ def test_a_name_that_is_near_to_none_is_answered_with_the_list_that_has_them(
     ):
         with pytest.raises(ValueError, match=f"{way}$"):
             read(verb_of("run"), [word])
+
+
+def test_a_model_that_only_a_trace_names_is_answered_with_the_command_that_runs_it(
+    tmp_path: Path,
+) -> None:
+    shape = dict(zip(SIZES, (4, 64, 2, 2048, 1408), strict=True))
+    header = tmp_path / HEADER_FILE
+    header.write_text(json.dumps({"model": {"name": "mine", **shape}}), encoding="utf-8")
+    words = ["system=lru", "model=mine", f"trace.path={tmp_path}"]
+    with pytest.raises(ValueError, match=f"{re.escape(run_of(shape, tmp_path))}$"):
+        read(verb_of("run"), words)
+    for other in ("{", "[]", '{"model": {"name": "mine"}}', '{"model": {"name": "theirs"}}'):
+        header.write_text(other, encoding="utf-8")
+        with pytest.raises(ValueError, match="there is no model 'mine'"):
+            read(verb_of("run"), words)
 
 
 def test_a_shell_is_offered_keys_names_and_machine_keys() -> None:
