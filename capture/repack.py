@@ -110,7 +110,7 @@ def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message."""
     try:
         if len(words) != 1:
-            raise ValueError("name one trace: python -m capture.repack DIR")
+            raise ValueError("name one trace: moelab capture repack DIR")
         packed = repack(Path(words[0]))
     except (TraceError, ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"repack: {error}", file=sys.stderr)

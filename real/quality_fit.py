@@ -239,7 +239,7 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
         place,
         (
             f"{found.told}, on {len(sequences)} fit sequences of {header.name}\n"
-            f"python -m sim {found.use.replace('FILE', str(place))}"
+            f"moelab run {found.use.replace('FILE', str(place))}"
         ),
     )
 

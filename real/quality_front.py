@@ -352,7 +352,7 @@ def main(words: Sequence[str]) -> int:
     try:
         if not words or "=" in words[0]:
             raise ValueError(
-                "name a study's folder first: python -m real.quality_front"
+                "name a study's folder first: moelab real quality_front"
                 " outputs/studies/hobbit_front"
             )
         own = dict(word.split("=", 1) for word in words[1:] if "=" in word)

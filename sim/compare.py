@@ -22,9 +22,9 @@ from sim.process.progress import tracked
 from sim.results.metrics import SCHEMA
 from sim.study.trials import Trial, prepared, trial
 
-USAGE = """usage: python -m sim.compare A B [key=value ...]
+USAGE = """usage: moelab compare A B [key=value ...]
 
-A and B are directories of runs (python -m sim ... output_dir=DIR), or systems with overrides of their own in one
+A and B are directories of runs (moelab run ... output_dir=DIR), or systems with overrides of their own in one
 word, such as hobbit or "lru cache=lfu"; these are simulated here with the common overrides that follow. Two runs are
 compared if they are of the same trace, model, machine, workload and budget."""
 TOKENS = {
@@ -84,8 +84,7 @@ def _words(name: str, common: Sequence[str]) -> list[str]:
     system, *own = shlex.split(name) or [""]
     if not system or "=" in system:
         raise ValueError(
-            f"{name!r} is neither the directory of a run nor a system; try python -m sim.compare"
-            " --help"
+            f"{name!r} is neither the directory of a run nor a system; try moelab compare --help"
         )
     for word in (*own, *common):
         if "=" not in word:

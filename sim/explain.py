@@ -35,7 +35,7 @@ from sim.setup.build import load_trace
 from sim.traces.trace import Trace
 
 KEYS = ("layer", "site", "expert", "step")
-USAGE = "python -m sim.explain RUN layer=3 expert=5 step=40 (or site=3)"
+USAGE = "moelab explain RUN layer=3 expert=5 step=40 (or site=3)"
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
         else:
             raise ValueError(
                 f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study"
-                " or what python -m real.quality wrote"
+                " or what moelab quality wrote"
             )
     return summaries, qualities
 

@@ -84,24 +84,24 @@ def _require_constant_links(run: Run, words: str) -> None:
     """
     if run.hardware.devices is not None:
         raise ScreenError(
-            f"{words}: hardware.devices is not screened; python -m sim runs it, or set"
+            f"{words}: hardware.devices is not screened; moelab run runs it, or set"
             " hardware.devices=null"
         )
     for link in run.hardware.links:
         if link.page_cache is not None:
             raise ScreenError(
-                f"{words}: hardware.links.{link.name}.page_cache is not screened; python -m sim"
+                f"{words}: hardware.links.{link.name}.page_cache is not screened; moelab run"
                 " runs it"
             )
     laned = [f"hardware.{word}" for word in run.hardware.lanes]
     if run.controller.loader.wait == "by_projection":
         laned.append("loader.wait=by_projection")
     if laned:
-        raise ScreenError(f"{words}: {', '.join(laned)} is not screened; python -m sim runs it")
+        raise ScreenError(f"{words}: {', '.join(laned)} is not screened; moelab run runs it")
     if run.durations.contention is not None:
         raise ScreenError(
             f"{words}: parties that others at work slow (hardware.beside,"
-            " hardware.shared_memory.slows=as_drawn) are not screened; python -m sim runs them"
+            " hardware.shared_memory.slows=as_drawn) are not screened; moelab run runs them"
         )
 
 
@@ -148,7 +148,7 @@ def read_words(words: Sequence[str]) -> list[Cell]:
         elif override.key_or_group.split(".")[0] != SWEPT:
             raise ValueError(
                 f"{word}: only the machine may vary (hardware=.., hardware.KEY=..), as the caches"
-                " are walked once; for the rest there is python -m sim.study"
+                " are walked once; for the rest there is moelab study"
             )
         else:
             grid[override.key_or_group] = list(override.sweep_iterator())

@@ -232,7 +232,7 @@ def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
     rows: list[Row] = read_cells(dataset).to_dicts()
     if not rows:
         raise ValueError(
-            f"{dataset} has no recorded cells; name the folder that python -m sim.study wrote"
+            f"{dataset} has no recorded cells; name the folder that moelab study wrote"
         )
     found = [row for row in rows if set(also) <= set(row["overrides"].split())]
     if not found:
@@ -250,7 +250,7 @@ def main(words: Sequence[str]) -> int:
     try:
         if len(given) != 2:
             raise ValueError(
-                "name a study's folder and a system: python -m sim.versus outputs/studies/NAME lru"
+                "name a study's folder and a system: moelab versus outputs/studies/NAME lru"
             )
         found = versus(read_rows(Path(given[0]), also), given[1])
     except (ValueError, OSError) as error:

@@ -74,7 +74,7 @@ class Weights:
         if UNKNOWN_WEIGHTS not in (recorded, found) and recorded != found:
             raise ValueError(
                 f"weights={place} have sha256 {found[:12]}, but trace {header.name} was captured"
-                f" from {recorded[:12]}; name those, or capture these (python -m capture)"
+                f" from {recorded[:12]}; name those, or capture these (moelab capture)"
             )
         return load_model(
             Settings(

@@ -44,7 +44,7 @@ def texts_of_trace(trace: Trace, sequences: Sequence[int]) -> tuple[list[Text], 
         if (trace.token[rows] < 0).any():
             raise ValueError(
                 f"trace {trace.header.name} has no token ids for sequence {number}: its text cannot"
-                " be read again; capture the model (python -m capture), or name a trace that has"
+                " be read again; capture the model (moelab capture), or name a trace that has"
                 " them"
             )
         if len(np.unique(trace.step[rows[~decode]])) > 1 or (~decode[1:] & decode[:-1]).any():

@@ -69,7 +69,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{folder} holds no run ({type(error).__name__}: {error}); name a folder that python -m"
-            " real or python -m sim wrote"
+            " real or moelab run wrote"
         ) from None
     return dict(found)
 

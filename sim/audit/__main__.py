@@ -100,7 +100,7 @@ def main(words: Sequence[str]) -> int:
     """Print what differs and what was not recomputed; return the exit status."""
     if len(words) != 1 or words[0].startswith("-"):
         print(
-            "error: name one folder that python -m sim wrote: python -m sim.audit RUN",
+            "error: name one folder that moelab run wrote: moelab audit RUN",
             file=sys.stderr,
         )
         return 2

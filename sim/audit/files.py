@@ -184,7 +184,7 @@ def _summary(place: Path) -> Mapping[str, Any]:
         found = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise NoRunError(
-            f"{place.parent} holds no run ({error}); name a folder that python -m sim wrote"
+            f"{place.parent} holds no run ({error}); name a folder that moelab run wrote"
         ) from None
     if (
         not isinstance(found, dict)

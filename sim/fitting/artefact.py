@@ -27,7 +27,7 @@ SCHEMA = 1
 KINDS = "iuf"
 LARGEST_JSON_BYTES = 1 << 24
 LARGEST_ARRAYS_BYTES = 1 << 31
-REFIT = "fit again (python -m sim.fit, python -m capture.fit)"
+REFIT = "fit again (moelab fit, moelab capture fit)"
 FIELDS = ("schema", "kind", "parameters", "trace", "shape", "sequences", "results", "arrays_sha256")
 SHAPE_FIELDS = ("sites", "experts", "top_k", "encoder_sites")
 

@@ -85,7 +85,7 @@ def fit_from_rows(
     Raise ValueError where the trace does not tell it, or where another command makes the file.
     """
     if fit.learn is None:
-        raise ValueError(f"{fit.name} is made by python -m {fit.command}")
+        raise ValueError(f"{fit.name} is made by moelab {fit.command}")
     header = trace.header
     arrays = fit.learn(sample_of(trace, sequences), track)
     return Artefact(

@@ -98,7 +98,7 @@ def find_artefact(
     """
     header = workload.trace.header
     how = (
-        f"fit one with python -m {fit.command.replace('TRACE', str(directory))}, where runs of the"
+        f"fit one with moelab {fit.command.replace('TRACE', str(directory))}, where runs of the"
         f" trace find it, or give {section}.artefact=DIR/{fit.name}.json"
     )
     beside = directory / FITS / f"{fit.name}.json"

@@ -16,7 +16,7 @@ from sim.policies.requires import Arrays, FitError, FitFile, Requires, Shape
 INPUTS = ("ids", "scores", "gate_input")
 NORM = "raw"
 """The norm of the lookahead scores that networks are trained on."""
-COMMAND = "capture.fit predictor=... trace.path=TRACE output_dir=TRACE/fits"
+COMMAND = "capture fit predictor=... trace.path=TRACE output_dir=TRACE/fits"
 """The command that trains the networks."""
 Floats = NDArray[np.float32]
 

@@ -17,7 +17,7 @@ from sim.values.units import require_number
 
 SHARES = ("recorded", "nominal")
 MISSED = ("dropped", "fetched")
-COMMAND = "capture.channels model=DIR trace=..."
+COMMAND = "capture channels model=DIR trace=..."
 """The command that records which channels each row makes active."""
 
 

@@ -13,7 +13,7 @@ from sim.policies.requires import FitError, FitFile, Given, Requires, Shape
 from sim.values.types import SKIP
 from sim.values.units import part_of, require_flag, require_number
 
-QUALITY_FIT = "real.quality_fit"
+QUALITY_FIT = "real quality_fit"
 """The command that measures losses and writes what follows from them as a fit."""
 
 

@@ -80,7 +80,7 @@ class FitFile:
     project for it; where there is none the run is refused, or the policy does without it if it is
     ``optional``.
 
-    ``learn`` makes the arrays from rows of a trace (``python -m sim.fit``); raise ValueError where
+    ``learn`` makes the arrays from rows of a trace (``moelab fit``); raise ValueError where
     the rows do not tell them. Where it is None, ``command`` says what makes the file; ``TRACE``
     in it stands for the trace's folder.
 
@@ -92,7 +92,7 @@ class FitFile:
     parameters: Mapping[str, str | int] | None = None
     artefact: str | None = None
     learn: Callable[[Sample, Track], dict[str, NDArray[Any]]] | None = None
-    command: str = "sim.fit predictor=... trace.path=TRACE output_dir=TRACE/fits"
+    command: str = "fit predictor=... trace.path=TRACE output_dir=TRACE/fits"
     optional: bool = False
     learnt: bool = True
 

@@ -207,7 +207,7 @@ def _summary(directory: Path) -> Mapping[str, Any]:
         summary = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{directory} holds no run ({error}); name what python -m sim wrote"
+            f"{directory} holds no run ({error}); name what moelab run wrote"
         ) from None
     missing = [name for name in SHOWN if not isinstance(summary, dict) or name not in summary]
     if missing:

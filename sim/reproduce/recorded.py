@@ -36,7 +36,7 @@ def with_recorded(paper: Paper, asked: str) -> Paper:
         sizes = model(name)
     except ValueError:
         raise ValueError(
-            f"recorded={asked}: there is no model {name}; python -m sim list models names them"
+            f"recorded={asked}: there is no model {name}; moelab list models names them"
         ) from None
     try:
         header = parse_header((folder / "header.json").read_bytes())

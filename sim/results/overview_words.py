@@ -102,7 +102,6 @@ def notes(found: Overview) -> Iterator[str]:
 def show(found: Overview, console: Console) -> None:
     """Print one table, a sentence for each budget, and what must be said of the numbers."""
     most = max(LEAST_LINES, MOST_LINES // max(1, len(found.sets)))
-    left = sum(max(0, len(one.lines) - most) for one in found.sets)
     for title in found.titles:
         table = Table(*HEAD, title=escape(title), box=SIMPLE_HEAD, pad_edge=False)
         table.columns[1].overflow = "fold"
@@ -117,9 +116,20 @@ def show(found: Overview, console: Console) -> None:
         for one in found.sets:
             if one.title == title:
                 console.print(verdict(one), markup=False, highlight=False, soft_wrap=True)
-    more = [f"{left} slower runs are in the table's files alone"] if left else []
-    for text in (*notes(found), *more):
+    for text in (*notes(found), *_not_shown(found, most)):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _not_shown(found: Overview, most: int) -> Iterator[str]:
+    """How many runs the tables leave out, and of whom they have no run at all."""
+    left = [line.name for one in found.sets for line in one.lines[most:]]
+    shown = {line.name for one in found.sets for line in one.lines[:most]}
+    if left:
+        nowhere = [name for name in dict.fromkeys(left) if name not in shown]
+        more = f", and {len(nowhere) - MOST_REFUSED} others" if len(nowhere) > MOST_REFUSED else ""
+        whom = f", all of {', '.join(nowhere[:MOST_REFUSED])}{more}" if nowhere else ""
+        runs = "runs are" if len(left) > 1 else "run is"
+        yield f"{len(left)} slower {runs} in table.csv, .md and .json alone{whom}"
 
 
 def write(found: Overview, directory: Path) -> list[Path]:

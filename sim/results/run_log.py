@@ -54,7 +54,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 OTHER_HITS = ("high_for_low", "low_for_high")
 LARGEST_CONFIG_BYTES = 1 << 20
 LARGEST_ROWS = 1 << 28
-RUN_AGAIN = "name the output directory of `python -m sim ... outputs=all`"
+RUN_AGAIN = "name the output directory of `moelab run ... outputs=all`"
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def require_screenable(controller: Controller, is_timed: bool = False) -> None:
     )
     for is_so, why in refused:
         if is_so:
-            raise ScreenError(f"{EXACT_ONLY} {why}; python -m sim runs it")
+            raise ScreenError(f"{EXACT_ONLY} {why}; moelab run runs it")
 
 
 def first_pass(controller: Controller, workload: Workload) -> Moves:
@@ -156,7 +156,7 @@ def _pass_gate(controller: Controller, gate: Any) -> GateWork:
         raise ScreenError(
             f"{EXACT_ONLY} At step {gate.step}, site {gate.site} the union of {len(gate.needs)}"
             " experts does not fit its pool and is served in waves; raise budget.resident_share or"
-            " slots_gib, or set workload.prefill_chunk; python -m sim runs it"
+            " slots_gib, or set workload.prefill_chunk; moelab run runs it"
         )
     admitted, tokens = list(controller.admitted), gate.tokens
     services, order = _drain(controller)

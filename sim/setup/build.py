@@ -40,6 +40,11 @@ from sim.workload.steps import Workload
 
 SHARES = 10_000
 """Budgets that a search tries are shares of the experts in so many steps."""
+LESS = (
+    "choose fewer bits (precision=), fewer or shorter requests or contexts, or set"
+    " hardware.memory_gib"
+)
+"""The ways out where the memory leaves too little for slots."""
 
 
 def build(
@@ -161,11 +166,23 @@ def fitting_budget(
         key=lambda step: not isinstance(refusal(step / SHARES), CapacityError | NoneType),
     )
     share = steps[above - 1] / SHARES
-    if above == 0 or refusal(share) is not None:
+    if above == 0:
+        # The ways out of a refusal begin with a smaller budget, which there is not.
+        raise ValueError(f"budget=fit: nothing fits: {_what(refusal(steps[0] / SHARES))}; {LESS}")
+    if (few := refusal(share)) is not None:
+        much = refusal(steps[min(above, SHARES - 1)] / SHARES)
+        less = f"less than {100 * (above + 1) / SHARES:g} % of the expert bytes are too few: "
+        more = f", and so many are too many: {_what(much)}"
+        told = f"{less}{_what(few)}{more}" if above < SHARES else _what(few)
         raise ValueError(
-            f"budget=fit: nothing fits: {refusal(steps[min(above, SHARES - 1)] / SHARES)}"
+            f"budget=fit: nothing fits: {told}; {LESS}, cache.scope or loader.staging_slots"
         )
     return Budget(share)
+
+
+def _what(error: ValueError | None) -> str:
+    """What a refusal says, without its ways out."""
+    return str(error).partition("; ")[0]
 
 
 def _durations(parts: Parts, geometry: Geometry, held: float) -> Timed:

@@ -77,7 +77,7 @@ def sort_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             known = (*OWN, *OF_LAUNCHERS, *TOP_LEVEL)
             raise ValueError(
                 f"{word} is no option{nearest(key, known)}; a study has"
-                f" {', '.join((*OWN, *OF_LAUNCHERS))}, and every override of python -m sim"
+                f" {', '.join((*OWN, *OF_LAUNCHERS))}, and every override of moelab run"
             )
     if "name" not in options:
         raise ValueError("which study? name=NAME of conf/study, or name=PATH of a file")

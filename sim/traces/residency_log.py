@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, Any] = {
 BYTES_KEYS = ("site", "layer", "expert_bytes", "dense_bytes")
 LARGEST_BYTES = 10**15
 LARGEST_JSON_BYTES = 1 << 24
-IMPORT_AGAIN = "import the engine's log again (python -m capture.import_trace format=bigmoe ...)"
+IMPORT_AGAIN = "import the engine's log again (moelab import format=bigmoe ...)"
 
 
 @dataclass(frozen=True)

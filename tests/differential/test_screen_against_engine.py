@@ -102,7 +102,7 @@ def test_what_depends_on_time_is_refused_by_its_switch() -> None:
     scenario = random_scenario(3, False)
     controller = controller_for(replace(scenario, loader=replace(scenario.loader, lookahead=1)))
     with pytest.raises(
-        ScreenError, match=r"set predictor=none or loader\.prefetch_budget=0; python -m sim runs it"
+        ScreenError, match=r"set predictor=none or loader\.prefetch_budget=0; moelab run runs it"
     ):
         require_screenable(controller)
 

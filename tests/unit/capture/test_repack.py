@@ -1,4 +1,4 @@
-"""``python -m capture.repack`` writes the same trace in fewer bytes, or changes nothing."""
+"""``moelab capture repack`` writes the same trace in fewer bytes, or changes nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_no_trace_is_refused_and_left(
 ) -> None:
     files = read_header(directory).files
     assert main([]) == 2
-    assert "name one trace: python -m capture.repack DIR" in capsys.readouterr().err
+    assert "name one trace: moelab capture repack DIR" in capsys.readouterr().err
     content = (directory / "routes.parquet").read_bytes()
     (directory / "routes.parquet").write_bytes(content[:-9])
     assert main([str(directory)]) == 2

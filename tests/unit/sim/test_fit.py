@@ -202,7 +202,7 @@ def test_a_fit_that_does_not_ship_says_how_to_make_it(
     words = ("predictor=expert_paths", "predictor.key=first", "system=lru", *SHARES)
     with pytest.raises(
         ArtefactError,
-        match=r"no fit expert_paths-first comes with .* python -m sim\.fit predictor=",
+        match=r"no fit expert_paths-first comes with .* moelab fit predictor=",
     ):
         build(configure(*words), "x", bundled_trace)
     words = ("predictor=next_site", "predictor.artefact=nowhere.json", "system=lru", *SHARES)
@@ -287,7 +287,7 @@ def test_the_command_writes_what_a_run_then_takes(
         (["predictor=none"], "NoPrediction has nothing to fit"),
         (["predictor=foreseen"], "Foreseen has nothing to fit"),
         (["predictor=activation_matrix_empty"], "ActivationMatching has nothing to fit"),
-        (["predictor=learned"], "python -m capture.fit"),
+        (["predictor=learned"], "moelab capture fit"),
         (
             ["predictor=next_site", "loader=free"],
             "'loader=free' is no key=value of predictor, trace, output_dir",

@@ -58,7 +58,7 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
     [
         (
             ("system=hobbit",),
-            r"predictor: .* set predictor=none or loader\.prefetch_budget=0; python -m sim runs it",
+            r"predictor: .* set predictor=none or loader\.prefetch_budget=0; moelab run runs it",
         ),
         (
             ("system=lru", "hardware=rtx4090_nvme"),
@@ -106,7 +106,7 @@ def test_what_depends_on_time_is_refused_by_its_switch(
 
 def test_only_the_machine_may_vary() -> None:
     with pytest.raises(
-        ValueError, match=r"cache=lru,lfu: only the machine may vary .* python -m sim\.study"
+        ValueError, match=r"cache=lru,lfu: only the machine may vary .* moelab study"
     ):
         read_words(("cache=lru,lfu",))
 

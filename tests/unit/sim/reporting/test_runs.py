@@ -123,7 +123,7 @@ def test_a_file_that_holds_no_summary_is_refused(tmp_path: Path) -> None:
         read_runs([write(tmp_path / "list", [])])
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "summary.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"cut holds no run \(.*\); name what python -m sim wrote"):
+    with pytest.raises(ValueError, match=r"cut holds no run \(.*\); name what moelab run wrote"):
         read_runs([tmp_path / "cut"])
 
 

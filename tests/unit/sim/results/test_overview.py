@@ -107,7 +107,8 @@ def test_of_many_runs_the_fastest_are_printed_and_all_are_written(
     found = overview([run(f"s{number}", number) for number in range(1, MOST_LINES + 3)])
     text = io.StringIO()
     show(found, Console(file=text, width=80))
-    assert "2 slower runs are in the table's files alone" in text.getvalue()
+    told = "2 slower runs are in table.csv, .md and .json alone, all of s2, s1"
+    assert told in " ".join(text.getvalue().split())
     write(found, tmp_path)
     assert len((tmp_path / "table.csv").read_text().splitlines()) == MOST_LINES + 3
 
@@ -203,4 +204,8 @@ def test_of_many_runs_at_several_budgets_each_has_its_share_of_the_lines() -> No
     show(overview(runs), heard)
     shares = [line["resident"] for line in rows_of(heard.tables[0])]
     assert shares == ["25.0%"] * 20 + ["50.0%"] * 20
-    assert heard.lines[-1] == "20 slower runs are in the table's files alone"
+    told = "20 slower runs are in table.csv, .md and .json alone"
+    assert heard.lines[-1] == f"{told}, all of s9, s8, s7, and 7 others"
+    once = [run("lru", 1, share) for share in (0.25, 0.5)]
+    show(overview([*(run(f"s{at}", 9, 0.5) for at in range(20)), *once]), heard)
+    assert heard.lines[-1] == "1 slower run is in table.csv, .md and .json alone"

@@ -27,9 +27,28 @@ def test_all_experts_are_the_most_that_fits() -> None:
 
 
 def test_what_leaves_no_room_is_refused_with_the_reason() -> None:
-    for memory in ("0.9", "1.5"):
-        with pytest.raises(ValueError, match=f"nothing fits: the device holds {memory} GiB, but"):
-            prepared(["system=lru", "budget=fit", f"hardware.memory_gib={memory}", *FEW])
+    words = ["system=lru", "budget=fit", *FEW]
+    with pytest.raises(ValueError, match=r"nothing fits: the device holds 1\.5 GiB, but"):
+        prepared([*words, "hardware.memory_gib=1.5", "loader.staging_slots=2"])
+
+
+def test_where_the_memory_has_room_for_less_than_one_token_needs_both_are_told() -> None:
+    """Of Mixtral's experts 2 of 8 a layer are a quarter; the memory has room for less."""
+    words = ("system=lru", "model=mixtral_8x7b", "hardware=rtx4090_pcie4", "budget=fit")
+    with pytest.raises(ValueError, match="nothing fits") as found:
+        prepared([*words, "cache.scope=site", "trace.max_sequences=1"])
+    told = str(found.value)
+    assert "less than 25 % of the expert bytes are too few: pool 31 holds 352321536 B" in told
+    assert "so many are too many: the device holds 24 GiB, but the run needs 24.51 GiB" in told
+    assert "but one token may need 2 experts" in told
+    assert "say budget=fit" not in told
+
+
+def test_a_refused_fit_names_no_smaller_budget_as_the_way_out() -> None:
+    for words in (["loader.staging_slots=2"], []):
+        with pytest.raises(ValueError, match=r"; choose fewer bits \(precision=\)") as found:
+            prepared(["system=lru", "budget=fit", "hardware.memory_gib=1.5", *words, *FEW])
+        assert "resident_share" not in str(found.value)
 
 
 def test_another_word_for_the_budget_is_refused() -> None:

@@ -230,9 +230,7 @@ def test_all_experts_fit_only_if_they_fit_each_device() -> None:
 
 # Contracts: C163
 def test_screening_and_runs_on_a_device_refuse_several_with_the_way_out() -> None:
-    with pytest.raises(
-        ScreenError, match=r"hardware\.devices is not screened; python -m sim runs it"
-    ):
+    with pytest.raises(ScreenError, match=r"hardware\.devices is not screened; moelab run runs it"):
         screen(read_words((*COMMON, SLICES)))
     cfg, system = configure(LAYERS, "hardware=rtx4090_pcie4", config="real")
     with pytest.raises(ValueError, match="a run is on one device; moelab run simulates several"):
