@@ -97,6 +97,8 @@ def why_not_at_once(controller: Controller) -> str | None:
         return "it does not keep what was asked for last"
     if loader.retention != "strict" or loader.staging_slots:
         return "experts are held outside the pools"
+    if controller.spare_bytes is not None:
+        return "its slots shrink as keys and values grow"
     if len(controller.slots.capacity_bytes) not in (1, controller.geometry.sites):
         return "its pools do not divide the slots evenly"
     return None

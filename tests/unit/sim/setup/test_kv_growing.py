@@ -1,0 +1,116 @@
+"""Runs whose slots shrink as keys and values grow: every cache, the files they leave, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from omegaconf import DictConfig
+
+from sim.audit.__main__ import audit
+from sim.audit.files import RunFiles
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.setup.execute import execute
+from sim.traces.trace import Trace
+from sim.verbs.names import names
+
+Configure = Callable[..., DictConfig]
+LARGE = ("++model.kv_bits=80000", "hardware.memory_gib=128", "workload.kv_allocation=growing")
+"""Keys and values of a token take almost as much as an expert."""
+SHORT = ("trace.max_sequences=2", "workload.decode_tokens=30", "budget.resident_share=0.4")
+REFUSE = ("belady_bypass", "llama_cpp_class_lru", "llama_cpp_lru", "n_cpu_moe", "popular")
+"""Caches that leave some variants to staging."""
+
+
+def run_of(configure: Configure, trace: Trace, *words: str) -> Run:
+    return build(configure("system=lru", *SHORT, *LARGE, *words), "lru", trace)
+
+
+def files_of(run: Run) -> RunFiles:
+    result = execute(run)
+    summary = json.loads(json.dumps({**result.summary, "wall_s": 0.0}))
+    return RunFiles(summary, json.loads(json.dumps(run.config)), **result.frames.tables())
+
+
+# Contracts: C174, C175
+@pytest.mark.parametrize("cache", names("cache"))
+def test_with_every_cache_slots_shrink_and_the_audit_finds_what_the_summary_says(
+    cache: str, configure: Configure, bundled_trace: Trace
+) -> None:
+    words = ("loader.staging_slots=8",) if cache in REFUSE else ()
+    run = run_of(configure, bundled_trace, f"cache={cache}", "bounds=max", *words)
+    files = files_of(run)
+    run.controller.check()
+    assert not audit(files).differences
+    growing, ledger = files.summary["budget"]["growing"], files.ledger
+    assert ledger is not None
+    assert growing["least_bytes"] <= files.summary["budget"]["device_bytes"]
+    assert growing["most_bytes"] == ledger["slot_bytes"].max() > growing["least_bytes"]
+    assert ledger["slots"].max() > ledger["slots"].min()
+    assert (ledger["slot_bytes"] + ledger["kv_bytes"]).max() <= (
+        growing["least_bytes"] + run.ledger.kv_bytes
+    )
+    assert files.summary["gap"] >= 0
+
+
+# Contracts: C174
+def test_more_slots_meanwhile_load_less_and_no_step_has_fewer_than_the_plan(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    growing = files_of(run_of(configure, bundled_trace))
+    once = files_of(run_of(configure, bundled_trace, "workload.kv_allocation=once"))
+    assert growing.summary["budget"]["growing"]["trimmed"] > 0
+    assert growing.summary["decode_tokens_per_s"] > once.summary["decode_tokens_per_s"]
+    assert growing.summary["budget"]["slots"] == once.summary["budget"]["slots"]
+    assert once.ledger is None
+    assert "growing" not in once.summary["budget"]
+
+
+# Contracts: C175
+@pytest.mark.parametrize("column", ["tokens", "kv_bytes", "slot_bytes"])
+def test_the_audit_finds_a_ledger_that_was_changed(
+    column: str, configure: Configure, bundled_trace: Trace
+) -> None:
+    files = files_of(run_of(configure, bundled_trace))
+    assert files.ledger is not None
+    more = 2 * pl.col(column).max()
+    wrong = files.ledger.with_columns(
+        pl.when(pl.col("step") == 3).then(more).otherwise(column).alias(column)
+    )
+    assert not audit(files).differences
+    (found,) = audit(replace(files, ledger=wrong)).differences
+    assert found.rule.key == "budget.growing.least_bytes"
+
+
+# Contracts: C174, C175
+def test_the_bound_counts_the_most_slots(configure: Configure, bundled_trace: Trace) -> None:
+    """Most steps have more slots than the plan, so less is proven than of the plan alone."""
+    words = ("cache=belady", "bounds=relaxation")
+    bounds = files_of(run_of(configure, bundled_trace, *words)).summary["bounds"]
+    fewer = (*words, "workload.kv_allocation=once")
+    of_plan = files_of(run_of(configure, bundled_trace, *fewer)).summary["bounds"]
+    assert bounds["lower_s"] < of_plan["lower_s"]
+    assert bounds["belady_loads"] is None
+    assert "shrink" in bounds["why_no_belady"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("loader.write_back=true",), r"write_back=True does not go with slots that shrink"),
+        (("devices=layers_2",), r"kv_allocation=growing does not go with hardware\.devices"),
+        (
+            ("workload.kv_allocation=paged",),
+            r"unknown workload\.kv_allocation=paged; allowed: once",
+        ),
+    ],
+)
+def test_what_does_not_go_with_slots_that_shrink_is_refused_by_name(
+    words: tuple[str, ...], message: str, configure: Configure, bundled_trace: Trace
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_of(configure, bundled_trace, *words)
