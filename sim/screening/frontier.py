@@ -88,6 +88,11 @@ def require_slots(controller: Controller) -> None:
             "model: experts of several sizes share these slots; choose a model whose layers are"
             " stored alike (moelab study budget.resident_share=.. runs this one)"
         )
+    if controller.spare_bytes is not None:
+        raise ScreenError(
+            "workload.kv_allocation=growing: a number of slots is not the same at each step; set it"
+            " to once (moelab study budget.resident_share=.. runs this one)"
+        )
 
 
 def why_not_at_once(controller: Controller) -> str | None:
@@ -97,8 +102,6 @@ def why_not_at_once(controller: Controller) -> str | None:
         return "it does not keep what was asked for last"
     if loader.retention != "strict" or loader.staging_slots:
         return "experts are held outside the pools"
-    if controller.spare_bytes is not None:
-        return "its slots shrink as keys and values grow"
     if len(controller.slots.capacity_bytes) not in (1, controller.geometry.sites):
         return "its pools do not divide the slots evenly"
     return None

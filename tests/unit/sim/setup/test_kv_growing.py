@@ -10,9 +10,12 @@ import polars as pl
 import pytest
 from omegaconf import DictConfig
 
+from sim.answers.comparison import check_comparable, conditions_of
 from sim.audit.__main__ import audit
 from sim.audit.files import RunFiles
 from sim.results.run import Run
+from sim.screening.frontier import require_slots
+from sim.screening.moves import ScreenError
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.traces.trace import Trace
@@ -114,3 +117,15 @@ def test_what_does_not_go_with_slots_that_shrink_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run_of(configure, bundled_trace, *words)
+
+
+# Contracts: C174
+def test_a_curve_over_slots_is_refused_and_a_comparison_with_slots_allocated_once_is_not(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    growing = run_of(configure, bundled_trace)
+    once = run_of(configure, bundled_trace, "workload.kv_allocation=once")
+    require_slots(once.controller)
+    with pytest.raises(ScreenError, match=r"workload\.kv_allocation=growing: a number of slots"):
+        require_slots(growing.controller)
+    check_comparable(("a", "b"), conditions_of(growing), conditions_of(once))
