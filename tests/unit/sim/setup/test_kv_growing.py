@@ -30,7 +30,10 @@ REFUSE = ("belady_bypass", "llama_cpp_class_lru", "llama_cpp_lru", "n_cpu_moe", 
 
 
 def run_of(configure: Configure, trace: Trace, *words: str) -> Run:
-    return build(configure("system=lru", *SHORT, *LARGE, *words), "lru", trace)
+    groups = [word for word in words if word.split("=")[0] in ("system", "workload", "hardware")]
+    others = [word for word in words if word not in groups]
+    chosen = configure("system=lru", *groups, *SHORT, *LARGE, *others)
+    return build(chosen, "lru", trace)
 
 
 def files_of(run: Run) -> RunFiles:
@@ -58,6 +61,32 @@ def test_with_every_cache_slots_shrink_and_the_audit_finds_what_the_summary_says
         growing["least_bytes"] + run.ledger.kv_bytes
     )
     assert files.summary["gap"] >= 0
+
+
+# Contracts: C174, C175
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("workload=continuous_4", "trace.max_sequences=5"),
+        ("workload=static_4", "trace.max_sequences=5", "loader.retention=after_batch"),
+        ("workload=recorded", "workload.decode_tokens=null"),
+        ("workload=continuous_4", "workload.arrivals_per_s=0.3", "trace.max_sequences=5"),
+        ("workload.draft_tokens=2", "workload.draft_accepted=0.5"),
+        ("workload=continuous_4", "workload.context_tokens=200", "workload.draft_tokens=1"),
+        ("system=hobbit", "cache=lfu"),
+        ("hardware=rtx4090_nvme", "hardware.memory_gib=256"),
+    ],
+    ids=" ".join,
+)
+def test_the_audit_finds_the_tokens_of_every_kind_of_run(
+    words: tuple[str, ...], configure: Configure, bundled_trace: Trace
+) -> None:
+    run = run_of(configure, bundled_trace, "hardware.memory_gib=256", *words)
+    files = files_of(run)
+    run.controller.check()
+    assert not audit(files).differences
+    assert files.ledger is not None
+    assert files.ledger["tokens"].max() <= run.workload.limits.tokens
 
 
 # Contracts: C174
@@ -93,7 +122,9 @@ def test_the_audit_finds_a_ledger_that_was_changed(
 def test_the_bound_counts_the_most_slots(configure: Configure, bundled_trace: Trace) -> None:
     """Most steps have more slots than the plan, so less is proven than of the plan alone."""
     words = ("cache=belady", "bounds=relaxation")
-    bounds = files_of(run_of(configure, bundled_trace, *words)).summary["bounds"]
+    summary = files_of(run_of(configure, bundled_trace, *words)).summary
+    bounds = summary["bounds"]
+    assert bounds["lower_s"] <= summary["makespan_s"]
     fewer = (*words, "workload.kv_allocation=once")
     of_plan = files_of(run_of(configure, bundled_trace, *fewer)).summary["bounds"]
     assert bounds["lower_s"] < of_plan["lower_s"]
