@@ -36,6 +36,7 @@ from sim.results.run import Run
 from sim.setup.configure import group_of
 from sim.study.trials import Trial, prepared, slots_a_layer
 from sim.values.places import is_free
+from sim.values.units import GIB
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -100,8 +101,19 @@ def answer(
         question.is_log,
         None if target is None else _needed(question, target, bench, found, asked),
         run.model.top_k,
-        f"{run.model.name} on {run.hardware.title}, {run.resident_share:.3g} resident unless varied",
+        _about(run),
         growth,
+    )
+
+
+def _about(run: Run) -> str:
+    """Model, machine, precisions and slots, before the question varies one of them."""
+    precisions = ", ".join(run.controller.geometry.precisions)
+    slots = f"{run.ledger.slot_bytes / GIB:.3g} GiB of slots"
+    share = f"{100 * run.resident_share:.3g} % of the expert bytes"
+    return (
+        f"{run.model.name} on {run.hardware.title}, experts at {precisions}, {slots} ({share}),"
+        " unless varied"
     )
 
 

@@ -43,8 +43,8 @@ def draw(directory: Path, found: Answer, system: str) -> None:
         else:
             axis.set_ylim(0, None)
         axis.legend()
-        about = f"{found.about}; " if found.about else ""
-        figure.suptitle(f"{system}; {about}95 % intervals over the trace's sequences")
+        about = f": {found.about}" if found.about else ""
+        figure.suptitle(f"{system}{about}\n95 % intervals over the trace's sequences")
         write_on(figure, found.labels)
         save(figure, directory / "figure")
 

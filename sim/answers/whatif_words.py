@@ -83,7 +83,7 @@ def table_of(found: Answer, system: str) -> Table:
     table = Table(
         found.axis,
         *(head for head, _ in shown),
-        title=escape(system),
+        title=escape(f"{system}: {found.about}" if found.about else system),
         caption=escape("; ".join([*same, *_no_hits(found), *told(found.labels), OVER])),
         box=SIMPLE_HEAD,
         pad_edge=False,

@@ -114,10 +114,11 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
                 " workload.decode_tokens)"
             )
         )
+        fit = ", or say budget=fit" if room else ""
         raise ValueError(
             f"the device holds {hardware.memory_gib:g} GiB, but the run needs"
             f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); lower budget.resident_share or"
-            f" slots_gib ({room:.2f} GiB of slots fit){other}, or set hardware.memory_gib"
+            f" slots_gib ({room:.2f} GiB of slots fit){fit}{other}, or set hardware.memory_gib"
         )
 
 

@@ -31,12 +31,17 @@ LEAST_LINES = 3
 
 
 def verdict(found: Set) -> str:
-    """Who is fastest at one budget: of lossless systems, of lossy ones, and by how much."""
+    """Who is fastest at one budget: of lossless systems, of lossy ones, and by how much. Of one run
+    alone only its speed.
+    """
     best = found.best
     where = f"With {100 * found.share:.3g} % of the experts resident ({found.gib:.3g} GiB)"
     if best.kind == BOUND:
         return f"{where} there is no system, only {best.name}: {best.tokens_per_s:.3g} tokens/s."
     others = [line for line in found.lines if line is not best]
+    if not others:
+        of_kind = "" if best.kind == LOSSLESS else f" ({best.kind})"
+        return f"{where} {best.name}{of_kind} decodes {best.tokens_per_s:.3g} tokens/s."
     near = [
         line.name
         for line in others

@@ -187,6 +187,11 @@ def test_an_answer_is_a_table_a_figure_and_the_same_words(
     content = json.loads((tmp_path / "a" / "answer.json").read_text())
     assert content["answer"] in told
     assert "TRANSPLANTED" in content["answer"]
+    about = content["about"]
+    assert about.endswith(
+        " experts at fp16, 21 GiB of slots (50 % of the expert bytes), unless varied"
+    )
+    assert about in " ".join(told.split())
     rows = list(csv.DictReader((tmp_path / "a" / "table.csv").read_text().splitlines()))
     assert [row["series"] for row in rows] == ["prefetching", "on demand"] * 2
     assert (tmp_path / "a" / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -60,7 +60,7 @@ def test_every_row_is_a_point_with_its_interval(
         assert ticks(axis, "x") == {1.0: "1", 2.0: "2", 4.0: "4"}
     else:
         assert axis.get_ylim()[0] == 0
-    assert axis.figure.get_suptitle().startswith("lru; m on h; 95 % intervals over")
+    assert axis.figure.get_suptitle().startswith("lru: m on h\n95 % intervals over")
 
 
 def test_series_of_one_point_each_are_one_curve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,10 +77,12 @@ def test_memory_is_enough_to_the_last_byte_and_one_more_is_refused_by_its_parts(
 def test_a_refusal_for_memory_says_how_much_fits() -> None:
     """3 GiB of slots, beside 0.25 GiB reserved, are asked of 1 GiB: 0.75 GiB fit."""
     with pytest.raises(
-        ValueError, match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\)"
+        ValueError,
+        match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\), or say"
+        r" budget=fit, or set hardware\.memory_gib",
     ):
         check_memory(small(), machine(), Limits(), slot_bytes=3 << 30)
-    with pytest.raises(ValueError, match=r"\(0\.00 GiB of slots fit\)"):
+    with pytest.raises(ValueError, match=r"\(0\.00 GiB of slots fit\) and run fewer"):
         check_memory(small(), machine(reserved_gib=0.9999999), Limits(), slot_bytes=100)
 
 

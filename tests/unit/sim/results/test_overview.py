@@ -39,6 +39,14 @@ def test_where_nothing_is_lossless_a_lossy_system_is_best_and_a_bound_is_no_syst
     assert "there is no system, only seer" in verdict(bound)
 
 
+def test_one_run_alone_is_not_called_the_fastest() -> None:
+    (alone,) = overview([run("a", 2)]).sets
+    (lossy,) = overview([run("low", 4, labels=LOST)]).sets
+    where = "With 25 % of the experts resident (10 GiB) "
+    assert verdict(alone) == where + "a decodes 2 tokens/s."
+    assert verdict(lossy) == where + "low (lossy) decodes 4 tokens/s."
+
+
 def test_what_cannot_be_told_apart_is_said() -> None:
     other = run("b", 1.99)
     times = other.decode_ns
