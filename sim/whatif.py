@@ -20,8 +20,10 @@ from rich.console import Console
 
 from sim.answers.breakeven import Crossing, crossing, knee
 from sim.answers.whatif import Answer, BreakEven, Row
+from sim.answers.whatif_bench import Bench
 from sim.answers.whatif_figure import draw
-from sim.answers.whatif_questions import QUESTIONS, Question
+from sim.answers.whatif_growth import growth_in, growth_table
+from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
@@ -32,7 +34,7 @@ from sim.results.outputs import check_writable, forget, locked
 from sim.results.paired import paired
 from sim.results.run import Run
 from sim.setup.configure import group_of
-from sim.study.trials import Trial, kept_trial, prepared, slots_a_layer
+from sim.study.trials import Trial, prepared, slots_a_layer
 from sim.values.places import is_free
 from sim.values.units import GIB
 from sim.verbs.table import verb_of
@@ -44,69 +46,6 @@ KEPT = "trials"
 FILES = ("table.csv", "answer.json", "figure.png", "figure.svg")
 RECALL = 0.9
 """The recall of the predictor that is asked about, unless predictor.recall is given."""
-
-
-class Bench:
-    """Runs trials in a pool of processes, each combination of overrides once, and shows progress.
-
-    ``own`` are overrides of the predictor that is asked about; a series without that predictor does
-    not get them. Finished trials are kept in ``directory``.
-    """
-
-    def __init__(
-        self,
-        question: Question,
-        words: Sequence[str],
-        own: Sequence[str],
-        run: Run,
-        pool: Executor,
-        tell: Callable[[], None],
-        directory: Path | None,
-    ) -> None:
-        self._question, self._words, self._own, self._run = question, tuple(words), tuple(own), run
-        self._pool, self._tell, self._directory = pool, tell, directory
-        self._known: dict[tuple[str, ...], Trial] = {}
-
-    def at(
-        self, values: Iterable[float], only: str | None = None
-    ) -> tuple[dict[float, dict[str, Trial]], list[str]]:
-        """The trials of each value by series (or of the series ``only``), and a line for each value
-        that was refused: for each series of it, where series stand apart.
-        """
-        wanted = {}
-        for value in values:
-            series = self._question.words(value, self._run)
-            series = {name: words for name, words in series.items() if only in (None, name)}
-            wanted[value] = {
-                name: (*self._words, *words, *(() if "predictor=none" in words else self._own))
-                for name, words in series.items()
-            }
-        new = {
-            words for series in wanted.values() for words in series.values()
-        } - self._known.keys()
-        asked = {
-            words: self._pool.submit(kept_trial, words, self._directory) for words in sorted(new)
-        }
-        refused = {}
-        for words, future in asked.items():
-            try:
-                self._known[words] = future.result()
-            except ValueError as error:
-                refused[words] = str(error)
-            self._tell()
-        found, told = {}, []
-        for value, series in wanted.items():
-            bad = {name: refused[words] for name, words in series.items() if words in refused}
-            if self._question.is_apart:
-                told += [f"{value:g}, {name}: {why}" for name, why in bad.items()]
-            elif bad:
-                told.append(f"{value:g}: {next(iter(bad.values()))}")
-                continue
-            if len(bad) < len(series):
-                found[value] = {
-                    name: self._known[words] for name, words in series.items() if name not in bad
-                }
-        return found, told
 
 
 def answer(
@@ -137,6 +76,7 @@ def answer(
     if not found:
         raise ValueError(f"none of the values can run: {refused[0]}")
     ran = sorted(found)
+    growth = growth_in(bench, words, found) if question.axis == CONTEXT else ()
     names = [*question.words(ran[0], run)]
     against, asked = names[-1], names[-1 if question.is_apart else 0]
     rows = [row for value, series in found.items() for row in _rows(value, series, against)]
@@ -162,6 +102,7 @@ def answer(
         None if target is None else _needed(question, target, bench, found, asked),
         run.model.top_k,
         _about(run),
+        growth,
     )
 
 
@@ -314,6 +255,8 @@ def _tell(found: Answer, system: str, output_dir: Path) -> None:
     """Print the answer and write it, then remove the runs that were kept for it."""
     console = Console()
     console.print(table_of(found, system))
+    if found.growth:
+        console.print(growth_table(found.growth))
     for why in found.refused:
         console.print(f"left out {why}", soft_wrap=True, markup=False)
     text = sentence(found, system)

@@ -178,7 +178,8 @@ class Replayed:
 
 def measured(run: Run, record: Any) -> Result:
     """The result that ``sim.setup.execute`` would give of a run with this record."""
-    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
+    names = run.hardware.link_names
+    frames = Frames(run.controller, run.workload, run.durations, record, names, kv_room=run.kv_room)
     return Result(summarise(run, frames, bounds_asked(run)), frames)
 
 

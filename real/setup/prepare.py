@@ -28,6 +28,7 @@ from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS
 from sim.values.units import gib
+from sim.workload.kv_room import GROWING, ONCE
 
 if TYPE_CHECKING:
     from real.store.weightless import Weightless
@@ -108,7 +109,7 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
 
 
 def _require_no_lanes(plain: Mapping[str, Any]) -> None:
-    """Raise ValueError for what only the simulator has (contracts C165 to C168)."""
+    """Raise ValueError for what only the simulator has (contracts C165 to C168, C174)."""
     hardware = plain.get("hardware") or {}
     links, host = hardware.get("links") or {}, hardware.get("host") or {}
     off = (None, 0, "variant")
@@ -122,6 +123,11 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
         found.append(f"hardware.host.load_us={host['load_us']}")
     if (plain.get("loader") or {}).get("wait") == "by_projection":
         found.append("loader.wait=by_projection")
+    if (plain.get("workload") or {}).get("kv_allocation") == GROWING:
+        raise ValueError(
+            f"workload.kv_allocation={GROWING}: a device's slots are allocated once; moelab run"
+            f" simulates this, or set it to {ONCE}"
+        )
     if found:
         raise ValueError(
             f"{', '.join(found)}: a device's engines read whole variants at their own pace; moelab"

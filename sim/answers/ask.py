@@ -34,6 +34,7 @@ from sim.setup.on_devices import holds_all
 from sim.study.trials import Trial, slots_a_layer
 from sim.values.units import GIB
 from sim.verbs.names import chosen_by, names
+from sim.workload.kv_room import GROWING
 
 PLAIN = "fp16"
 """The precision of systems that change none: they are asked at each of the precisions."""
@@ -45,6 +46,8 @@ LADDER = ("fp16", "fp8", "int8", "q4_k_m", "int4", "int2")
 MORE_GIB = 8
 DRAFTS = 2
 """How many tokens a step drafts where the answer says what drafting would bring."""
+FEWER_KV_BITS = 8.5
+"""Bits of keys and values where the answer says what fewer would bring: llama.cpp's ``q8_0``."""
 FACTORS = (1.0, 64.0)
 CLOSE = 0.03
 """A search for what a target needs ends at this share of its answer."""
@@ -202,7 +205,9 @@ def answer(
 
 
 def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
-    """Twice the link, more memory, INT4, twice the context and drafted tokens, each alone."""
+    """Twice the link, more memory, INT4, twice the context, slots that shrink with it, fewer bits of
+    keys and values, and drafted tokens, each alone.
+    """
     each = "" if run.hardware.devices is None else " for each GPU"
     wanted = {
         "twice the link's bandwidth": (*row.words, _link_word(run, 2.0)),
@@ -221,6 +226,16 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
         wanted[f"a context of {2 * context:,} tokens"] = (
             *row.words,
             f"workload.context_tokens={2 * context}",
+        )
+        wanted[f"letting slots shrink with the context, at {context // 2:,} tokens of it,"] = (
+            *row.words,
+            f"workload.context_tokens={context // 2}",
+            f"workload.kv_allocation={GROWING}",
+        )
+    if run.model.kv_bits > FEWER_KV_BITS:
+        wanted[f"holding keys and values at {FEWER_KV_BITS:g} bits"] = (
+            *row.words,
+            f"++model.kv_bits={FEWER_KV_BITS:g}",
         )
     if run.workload.batching == "sequential" and not run.workload.speculation.tokens:
         wanted[f"drafting {DRAFTS} tokens a step, as often right as one engine logged,"] = (

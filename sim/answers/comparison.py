@@ -22,8 +22,8 @@ from sim.values.units import gib
 
 SAME = ("model", "hardware", "trace", "workload")
 """Sections of a configuration that must be equal, so that only the systems differ."""
-PLACES = frozenset({"trace.path"})
-"""Keys that may differ because they say where something lies, not what it is."""
+PLACES = frozenset({"trace.path", "workload.kv_allocation"})
+"""Keys that may differ because they say where something lies, or how the same memory is divided."""
 COMPUTE = "compute"
 ABSENT = "(not set)"
 

@@ -125,7 +125,7 @@ def _evicted(run: RunLog, names: Names, key: int, gone: Event) -> str:
     if gone.other is None:
         who = (
             "It was evicted to trim the pool to its capacity"
-            if run.choice("loader", "retention") == "after_batch"
+            if run.trims_at(gone.call)
             else "It was evicted; no row tells for whom"
         )
     else:

@@ -45,6 +45,24 @@ class BreakEven:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """A conversation that grows from ``first`` to ``last`` tokens, with keys and values of ``series``.
+
+    ``first_slots`` and ``last_slots`` are slots a layer that these contexts leave. Slots shrink from
+    the one to the other, or are allocated once, for the last. The speeds are means over the
+    conversation (contract C176).
+    """
+
+    series: str
+    first: float
+    last: float
+    first_slots: float
+    last_slots: float
+    shrinking_tokens_per_s: float
+    once_tokens_per_s: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """An answer: all that is printed, written and drawn."""
 
@@ -63,3 +81,5 @@ class Answer:
     """How many experts a token needs at each layer."""
     about: str = ""
     """Model, machine and bytes for experts, of what the question does not vary."""
+    growth: tuple[Growth, ...] = ()
+    """Of a question about context: slots that shrink beside slots allocated once."""

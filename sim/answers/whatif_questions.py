@@ -151,6 +151,16 @@ def _at_context(tokens: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     }
 
 
+def once_allocated(question: Question, shares: Mapping[str, float]) -> Question:
+    """A question about contexts whose series have these shares of the experts at each of them."""
+
+    def words(value: float, run: Run) -> Mapping[str, tuple[str, ...]]:
+        asked = question.words(value, run)
+        return {name: (*asked[name], f"budget.resident_share={shares[name]!r}") for name in shares}
+
+    return replace(question, words=words, base=())
+
+
 def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven:
     """The context whose keys and values, at the model's own bits, fill what memory slots leave."""
     context = round(ran[0])
@@ -178,6 +188,8 @@ def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven
 
 KV_BITS = (4.5, 8.5)
 """llama.cpp's q4_0 and q8_0: 32 numbers in 18 and in 34 bytes (ggml, ``block_q4_0``)."""
+CONTEXT = "tokens of context"
+FIT_BUDGET = "budget=fit"
 OWN_SHARE = "budget.slots_gib=null"
 """Makes the budget a share, because the question varies it, even if the run's was in GiB."""
 PRECISIONS = ("fp16", "int8", "int4", "int2")
@@ -262,7 +274,7 @@ QUESTIONS: dict[str, Question] = {
         is_discrete=True,
     ),
     "kv": Question(
-        "tokens of context",
+        CONTEXT,
         (2048, 4096, 8192, 16384, 32768, 65536, 131072),
         _at_context,
         None,
@@ -271,7 +283,7 @@ QUESTIONS: dict[str, Question] = {
         is_log=True,
         arithmetic=_kv_fills,
         is_apart=True,
-        base=("budget=fit",),
+        base=(FIT_BUDGET,),
         amount="{:,.0f} tokens of context",
         needs=(
             "{target} tokens/s allow at most {value}",

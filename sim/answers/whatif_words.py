@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.answers.whatif import Answer, Row
+from sim.answers.whatif_growth import growth_told
 from sim.results.intervals import OVER
 from sim.results.labels import caption, told
 
@@ -36,6 +37,8 @@ def sentence(found: Answer, name: str) -> str:
         )
     if found.question == "kv":
         parts += _contexts(found, name)
+    if found.growth:
+        parts.append(f"{name}: {growth_told(found.growth)}")
     return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
 
 

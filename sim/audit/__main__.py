@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.audit import intervals, lookups, settings, sizes, times, traffic
+from sim.audit import growth, intervals, lookups, settings, sizes, times, traffic
 from sim.audit.files import NoRunError, RunFiles, read_run
 from sim.audit.rules import Left, Rule, agrees, flat, is_number
 
@@ -46,7 +46,7 @@ class Audit:
 def audit(run: RunFiles) -> Audit:
     """Compare every key of the summary with what the run's files give."""
     said: list[Rule | Left] = []
-    for module in (times, lookups, traffic, sizes, settings, intervals):
+    for module in (times, lookups, traffic, sizes, growth, settings, intervals):
         said += module.rules(run)
     told = {
         **dict(flat(run.summary)),

@@ -24,7 +24,7 @@ COLUMNS = {
         "first_token_ns",
         "end_ns",
     ),
-    "tokens": ("step", "sequence", "phase", "start_ns", "end_ns", "compute_ns"),
+    "tokens": ("step", "sequence", "position", "phase", "start_ns", "end_ns", "compute_ns"),
     "lookups": (
         "tick",
         "step",
@@ -51,7 +51,8 @@ COLUMNS = {
     ),
     "decisions": ("call", "kind", "tick", "key", "victim", "outcome"),
 }
-"""The columns that the audit reads, by table."""
+LEDGER = ("step", "tokens", "kv_bytes", "slot_bytes", "slots")
+"""The columns that the audit reads, by table. ``LEDGER`` is that of a run whose slots shrink."""
 SECTIONS = (
     "model",
     "hardware",
@@ -88,6 +89,8 @@ class RunFiles:
     lookups: pl.DataFrame
     transfers: pl.DataFrame
     decisions: pl.DataFrame
+    ledger: pl.DataFrame | None = None
+    """Of a run whose slots shrink: what keys and values and the slots take, step by step."""
 
     @property
     def is_real(self) -> bool:
@@ -176,7 +179,10 @@ def read_run(directory: Path) -> RunFiles:
     tables = {
         name: _table(directory / f"{name}.parquet", columns) for name, columns in COLUMNS.items()
     }
-    return RunFiles(summary, _config(directory / "config.yaml"), **tables)
+    config = _config(directory / "config.yaml")
+    if config["workload"].get("kv_allocation") == "growing":
+        tables["ledger"] = _table(directory / "ledger.parquet", LEDGER)
+    return RunFiles(summary, config, **tables)
 
 
 def _summary(place: Path) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from sim.bounds.problem import (
     Permitted,
     kept_outside,
     loads_all,
+    most_slot_bytes,
     problem_of,
     resident_bytes,
     stays_until_next,
@@ -88,7 +89,7 @@ def lower_bounds(
         min(geometry.slot_bytes[key] for key in first_keys),
     )
     # The whole budget, not the pools that this cache makes of it: the bound is for every cache.
-    high_slots = geometry.capacity_bytes // least_slot + loader.staging_slots
+    high_slots = most_slot_bytes(workload, controller) // least_slot + loader.staging_slots
     whole = stays_until_next(workload, controller)
     # The most items that overflowing pools may hold at the gate after each need's gate.
     most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_slot
@@ -169,6 +170,8 @@ def _why_no_belady(controller: Controller) -> str | None:
         return "accesses that move parts of a variant"
     if loader.staging_slots or loader.retention != "strict":
         return "variants held outside the pools"
+    if controller.spare_bytes is not None:
+        return "slots that shrink as keys and values grow"
     return None
 
 

@@ -121,6 +121,13 @@ def stays_until_next(workload: Workload, controller: Controller) -> NDArray[np.b
     return found
 
 
+def most_slot_bytes(workload: Workload, controller: Controller) -> int:
+    """The most bytes of slots that any step has: they may shrink (contract C174)."""
+    spare = controller.spare_bytes
+    lent = max(spare(step.index) for step in workload.steps) if spare is not None else 0
+    return controller.geometry.capacity_bytes + lent
+
+
 def resident_bytes(workload: Workload, controller: Controller) -> Ints:
     """By gate [N], the most bytes that can be resident just before it, staging slots included.
 
@@ -129,7 +136,7 @@ def resident_bytes(workload: Workload, controller: Controller) -> Ints:
     """
     geometry, loader = controller.geometry, controller.loader
     largest, unit = max(geometry.slot_sizes), _unit_bytes(geometry)
-    budget = geometry.capacity_bytes // unit * unit + loader.staging_slots * largest
+    budget = most_slot_bytes(workload, controller) // unit * unit + loader.staging_slots * largest
     gates = workload.num_gates
     if loader.retention != "after_batch":
         return np.full(gates, budget)

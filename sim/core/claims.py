@@ -255,7 +255,7 @@ class Claims:
             self.events += (self.calls, EVICT, victim, key)
 
     def _trim(self) -> None:
-        """``retention: after_batch``: evict what the last gate left beyond the capacity."""
+        """Evict what pools hold beyond their capacity: after a batch, or because they have shrunk."""
         victims = self.protection.excess()
         for victim in victims:
             self.slots.release(victim)
@@ -364,4 +364,4 @@ class Claims:
             if arriving or (state <= UNUSED and not self.staging.holds[key]):
                 used[self.slots.pool_of[key]] += self.slots.slot_bytes[key]
         for pool, free in enumerate(self.slots.free_bytes):
-            assert free == self.slots.capacity_bytes[pool] - used[pool], (pool, free, used[pool])
+            assert free == self.slots.room_bytes[pool] - used[pool], (pool, free, used[pool])

@@ -21,7 +21,7 @@ queueing decision, ``issued`` once for each transfer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sim.core.loader import Loader
 from sim.core.lookups import FOUND, HIGH_FOR_LOW, LOW_FOR_HIGH, NOT_COMPUTED, Answer, Lookups
@@ -65,7 +65,8 @@ class Controller(Lookups):
     ``route``: the links to the device. ``ram_cache``: the cache policy of the managed RAM tier, if
     the route has one. ``predicts_later``: forecasts take effect at ``prediction_ready``, not at
     their gate. ``dense_bytes``: the bytes of each site's dense block, where dense blocks are
-    streamed.
+    streamed. ``spare_bytes``: by step, what keys and values leave the pools beside their plan (contract
+    C174); None: nothing.
 
     Raise ValueError, or CapacityError, for policies, switches and sizes that cannot work together.
     """
@@ -78,9 +79,12 @@ class Controller(Lookups):
         "_has_extras",
         "_is_one_variant",
         "_looking_up",
+        "_overflows",
+        "_step",
         "_trims",
         "_wanted",
         "gate_calls",
+        "spare_bytes",
         "waiting",
     )
 
@@ -98,7 +102,9 @@ class Controller(Lookups):
         payload: Payload = WHOLE,
         predicts_later: bool = False,
         dense_bytes: Sequence[int] = (),
+        spare_bytes: Callable[[int], int] | None = None,
     ) -> None:
+        shrinks = spare_bytes is not None
         super().__init__(
             geometry,
             predictor,
@@ -111,7 +117,7 @@ class Controller(Lookups):
             ram_cache,
             predicts_later,
             dense_bytes,
-            how_simple(geometry, selector, placement, loader, route, predicts_later),
+            how_simple(geometry, selector, placement, loader, route, predicts_later, shrinks),
         )
         self._is_one_variant = self.simple.one_variant
         self._learns, self._forecasts = predictor.learns, not predictor.silent
@@ -120,13 +126,20 @@ class Controller(Lookups):
                 "what another expert would move in part is not known: choose payload=whole, or a"
                 " precision that sends no need to another expert"
             )
+        if shrinks and loader.write_back:
+            raise ValueError(
+                "loader.write_back=True does not go with slots that shrink: what is trimmed has no"
+                " transfer to go back with; set it to false, or workload.kv_allocation=once"
+            )
+        self.spare_bytes, self._step = spare_bytes, -1
         self._prepare_gates()
         self._prepare_records()
 
     def _prepare_gates(self) -> None:
         loader, geometry = self.loader, self.geometry
         self._one_at_a_time = loader.replay_unit == "access"
-        self._trims = loader.retention == "after_batch"
+        self._overflows = loader.retention == "after_batch"
+        self._trims = self._overflows or self.spare_bytes is not None
         # A union of up to so many needs fits its pools, whatever they are. Such a gate can be
         # taken the short way, which keeps no account of waves; -1: no gate can.
         fit = min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
@@ -253,6 +266,19 @@ class Controller(Lookups):
         """Clear up after the previous gate: pools that are too full, and needs outside pools."""
         if self._trims:
             self._trim()
+        self._let_go()
+
+    def _begin_step(self, step: int, spare_bytes: int) -> None:
+        """``_tidy`` at the first gate of a step in which the pools are lent so many bytes. Needs go
+        first: those of the step before are over, and protect nothing (contract C174).
+        """
+        self._step = step
+        self._let_go()
+        self.slots.lend(spare_bytes)
+        self._trim()
+
+    def _let_go(self) -> None:
+        """Unpin the needs of the previous gate; those that no pool holds leave one by one."""
         held, state = self.staging.holds, self.state
         # Some that were on their way to a pool have arrived there since.
         outside = [key for key in self._outside if held[key] or state[key] > UNUSED]
@@ -305,7 +331,9 @@ class Controller(Lookups):
 
     def _gate_in_full(self, gate: Gate) -> Answer:
         """A gate that is not simple, or whose union may not fit (contracts C15 to C32)."""
-        if self._trims or self._outside:
+        if self.spare_bytes is not None and gate.step != self._step:
+            self._begin_step(gate.step, self.spare_bytes(gate.step))
+        elif self._trims or self._outside:
             self._tidy()
         self.protection.begin_gate(gate.site, [])
         constant, experts = self.selector.constant, gate.needs
@@ -351,8 +379,13 @@ class Controller(Lookups):
                 continue
             key = self._serving(rows[wanted[index]][site][needs[index]])
             pool, size = slots.pool_of[key], slots.slot_bytes[key]
-            is_full = pool_pinned[pool] + size > slots.capacity_bytes[pool]
-            if is_full and not self._trims and not slots.is_short[pool] and self.cache.admits_all:
+            is_full = pool_pinned[pool] + size > slots.room_bytes[pool]
+            if (
+                is_full
+                and not self._overflows
+                and not slots.is_short[pool]
+                and self.cache.admits_all
+            ):
                 break
             if (self._one_at_a_time and protection.pins) or (
                 self._limits_staging and not self._fits_staging(key)

@@ -30,6 +30,7 @@ are admitted at once is a sum.
 - Staging slots: a need may be served from outside its pool, and must leave again. (Moves of parts
   and policies that refuse need staging, so that they are excluded here, too.)
 - ``retention: after_batch``: what exceeds the capacity is trimmed at each gate.
+- Slots that shrink: the same, and the capacity is read at each step's first gate.
 - A selector that reroutes: a need may be served by another expert.
 
 In what remains the needs of a row fit their pools, so that they are admitted at once. (A union of
@@ -80,6 +81,7 @@ def how_simple(
     loader: Loader,
     route: Route,
     predicts_later: bool,
+    shrinks: bool = False,
 ) -> Simple:
     """Which short ways this run may take."""
     stages, streams = loader.staging_slots > 0, loader.dense_slots > 0
@@ -89,6 +91,7 @@ def how_simple(
         and loader.replay_unit == "union"
         and not (streams or predicts_later)
     )
-    variants = needs and loader.retention == "strict" and not (stages or selector.reroutes)
+    strict = loader.retention == "strict" and not shrinks
+    variants = needs and strict and not (stages or selector.reroutes)
     moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams)
     return Simple(one_variant, needs, variants, variants and one_variant, moves)

@@ -47,6 +47,9 @@ class Slots:
         self.slot_bytes = list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes
         self.pool_of = list(plan.pool_of)
         self.capacity_bytes = plan.capacity_bytes
+        self.room_bytes = list(plan.capacity_bytes)
+        """What each pool may hold now: its capacity, and what is lent to it (contract C174)."""
+        self.is_lent_to = False
         self.initial = plan.initial
         self.free_bytes = list(plan.capacity_bytes)
         self.is_short = self._short_pools(at_once, stages)
@@ -60,9 +63,7 @@ class Slots:
         self._least_free = list(self.free_bytes)
 
     def _short_pools(self, at_once: int, stages: bool) -> list[bool]:
-        largest = [0] * len(self.capacity_bytes)
-        for pool, size in zip(self.pool_of, self.slot_bytes, strict=True):
-            largest[pool] = max(largest[pool], size)
+        largest = self._largest()
         short = [
             capacity < at_once * size
             for capacity, size in zip(self.capacity_bytes, largest, strict=True)
@@ -80,14 +81,19 @@ class Slots:
     @property
     def count(self) -> int:
         """How many experts the tier holds, over its pools, each pool's largest in all of it."""
+        return self.count_in(self.capacity_bytes)
+
+    def count_in(self, rooms: Sequence[int]) -> int:
+        """``count`` where the pools have so many bytes."""
+        sizes = zip(rooms, self._largest(), strict=True)
+        return sum(room // size for room, size in sizes if size)
+
+    def _largest(self) -> list[int]:
+        """By pool, the bytes of its largest expert."""
         largest = [0] * len(self.capacity_bytes)
         for pool, size in zip(self.pool_of, self.slot_bytes, strict=True):
             largest[pool] = max(largest[pool], size)
-        return sum(
-            capacity // size
-            for capacity, size in zip(self.capacity_bytes, largest, strict=True)
-            if size
-        )
+        return largest
 
     def bytes_by_device(self) -> dict[int, int]:
         """The bytes of each device's pools; no pool spans devices."""
@@ -102,8 +108,22 @@ class Slots:
 
     @property
     def peak_bytes(self) -> int:
-        """The sum of the most bytes that each pool ever held."""
+        """The sum of the most bytes that each pool ever held, those not counted that were lent."""
         return sum(self.capacity_bytes) - sum(self._least_free)
+
+    def rooms(self, spare_bytes: int) -> list[int]:
+        """What each pool may hold where ``spare_bytes`` are lent to all of them."""
+        whole = sum(self.capacity_bytes) or 1
+        return [own + spare_bytes * own // whole for own in self.capacity_bytes]
+
+    def lend(self, spare_bytes: int) -> None:
+        """Lend the pools so many bytes instead of those that they were lent before. A pool may then
+        hold too much, and ``excess`` says what.
+        """
+        self.is_lent_to = True
+        for pool, room in enumerate(self.rooms(spare_bytes)):
+            self.free_bytes[pool] += room - self.room_bytes[pool]
+            self.room_bytes[pool] = room
 
     def claim(self, key: int, must: bool) -> Sequence[int] | None:
         """Take a key's bytes from its pool: the keys to evict for it, least valuable first, or
@@ -179,5 +199,5 @@ class Slots:
         for key, pinned in enumerate(self.pinned):
             assert self.blocked[key] >= pinned, self.geometry.name_of(key)
         for pool, free in enumerate(self.free_bytes):
-            assert free <= self.capacity_bytes[pool], (pool, free)
-            assert free >= 0 or self.overflows, (pool, free)
+            assert free <= self.room_bytes[pool], (pool, free)
+            assert free >= 0 or self.overflows or self.is_lent_to, (pool, free)

@@ -42,6 +42,7 @@ from sim.reproduce.experiments import (
     points_of,
 )
 from sim.reproduce.field import published, rows, table
+from sim.reproduce.field_figures import figures, slots_table, splits, steps_table
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
 from sim.reproduce.recorded import with_recorded
@@ -153,6 +154,8 @@ def main(words: Sequence[str]) -> int:
         if request.field is not None:
             runs = list(rows(request.field, published()))
             console.print(table(runs))
+            console.print(steps_table(request.field, figures()))
+            console.print(slots_table(splits()))
             return 0
         papers = [load_paper(name) for name in request.papers]
         if request.recorded:

@@ -23,6 +23,7 @@ from sim.results.transfer_frames import Traffic, named
 from sim.traces.trace import DECODE, TraceSequence
 from sim.values.record import NO_REQUEST, Record, require_equal_lengths
 from sim.values.types import SKIP, Outcome
+from sim.workload.kv_room import KvRoom
 from sim.workload.steps import Workload
 
 Ints = NDArray[np.int64]
@@ -31,7 +32,7 @@ HITS = (Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH)
 MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
 NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
 TABLES = ("sequences", "tokens", "lookups", "transfers", "decisions")
-"""The tables that are written as parquet files."""
+"""The tables that every run writes as parquet files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Frames:
 
     ``link_names`` go from the device outwards. ``computed`` has key, start and end of everything
     that the compute stream did, where that was measured; else each operation took its duration.
+    ``kv_room``: the keys and values of each step, where slots shrink as they grow.
     """
 
     controller: Controller
@@ -48,6 +50,7 @@ class Frames:
     record: Record
     link_names: Sequence[str]
     computed: Sequence[tuple[int, int, int]] | None = None
+    kv_room: KvRoom | None = None
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -344,7 +347,30 @@ class Frames:
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """The tables that are written as parquet files, by name."""
-        return {name: getattr(self, name) for name in TABLES}
+        return {name: getattr(self, name) for name in self.names}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables that this run has."""
+        return TABLES if self.kv_room is None else (*TABLES, "ledger")
+
+    @cached_property
+    def ledger(self) -> pl.DataFrame:
+        """One row for each step: what keys and values take at its end, and experts during it."""
+        room, slots = self.kv_room, self.controller.slots
+        assert room is not None
+        steps = range(len(self.workload.steps))
+        rooms = [slots.rooms(room.spare_bytes(step)) for step in steps]
+        return pl.DataFrame(
+            {
+                "step": steps,
+                "tokens": [room.tokens(step) for step in steps],
+                "kv_bytes": [room.kv_bytes(step) for step in steps],
+                "slot_bytes": [sum(of_pools) for of_pools in rooms],
+                "slots": [slots.count_in(of_pools) for of_pools in rooms],
+            },
+            schema=dict.fromkeys(("step", "tokens", "kv_bytes", "slot_bytes", "slots"), pl.Int64),
+        )
 
     def parts(self, name: str, rows: int) -> Iterator[pl.DataFrame]:
         """A table of `TABLES` in parts of about ``rows`` rows, in order; the last may be shorter.

@@ -25,7 +25,7 @@ from sim.results.labels import labels_of
 from sim.results.latency import Floats, prefill_time, request_times
 from sim.results.run import Run
 from sim.traces.trace import Header, trace_sha256
-from sim.values.types import Geometry, PrefetchOutcome
+from sim.values.types import Event, Geometry, PrefetchOutcome
 from sim.values.units import seconds
 from sim.values.version import VERSION
 
@@ -68,7 +68,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "trace": _trace(run),
         "labels": labels_of(run, frames.needs).kinds(),
         "overrides": list(run.changed),
-        "budget": _budget(run),
+        "budget": {**_budget(run), **_growing(frames)},
         "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),
         **request_times(frames),
@@ -201,6 +201,17 @@ def _budget(run: Run) -> dict[str, Any]:
         "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
         "resident_share": run.resident_share,
     }
+
+
+def _growing(frames: Frames) -> dict[str, Any]:
+    """The fewest and most bytes of the pools, and how many keys gave way, where slots shrink."""
+    if frames.kv_room is None:
+        return {}
+    slot_bytes, events = frames.ledger["slot_bytes"], frames.controller.event_columns
+    made_room_for = zip(events["kind"], events["value"], strict=True)
+    trimmed = sum(kind == Event.EVICT and key < 0 for kind, key in made_room_for)
+    told = {"least_bytes": min(slot_bytes), "most_bytes": max(slot_bytes), "trimmed": trimmed}
+    return {"growing": told}
 
 
 def _all_bytes(geometry: Geometry) -> int:

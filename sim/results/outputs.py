@@ -28,7 +28,7 @@ from sim.machine.precision import AS_STORED
 from sim.process.interrupts import held_back
 from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT
-from sim.results.frames import TABLES, Frames
+from sim.results.frames import Frames
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
@@ -182,7 +182,7 @@ def write_outputs(
     try:
         _write_json(building / "summary.json", summary, indent=1)
         if frames is not None:
-            for name in TABLES:
+            for name in frames.names:
                 _write_table(frames.parts(name, PART_ROWS), building / f"{name}.parquet")
             run = {
                 name: summary[name]

@@ -13,6 +13,7 @@ from sim.machine.model import Model
 from sim.machine.recorded_bytes import RecordedBytes
 from sim.policies.base import Policy
 from sim.traces.trace import Trace
+from sim.workload.kv_room import KvRoom
 from sim.workload.steps import Workload
 
 
@@ -37,6 +38,8 @@ class Run:
     """The overrides of machine, model, trace and workload (`sim.setup.configure.changes`)."""
     recorded_bytes: RecordedBytes | None = None
     """The recorded sizes of the trace's experts, if it has any."""
+    kv_room: KvRoom | None = None
+    """The keys and values of each step, where slots shrink as they grow."""
 
     @property
     def policies(self) -> tuple[Policy, ...]:

@@ -341,11 +341,21 @@ class RunLog:
         named = self.transfers.filter(
             (pl.col("victim") == victim) & (pl.col("start_ns") >= since)
         ).sort("start_ns")
-        return (
-            int(named["key"][0])
-            if len(named) and self.choice("loader", "retention") != "after_batch"
-            else None
-        )
+        return int(named["key"][0]) if len(named) and not self.trims_at(call) else None
+
+    def trims_at(self, call: int) -> bool:
+        """Whether what a call evicts without an issue was too much for its pool.
+
+        Pools are trimmed after each batch, or, where slots shrink, at gates. Where there is staging a
+        gate also lets keys into their pools, and then nobody can tell.
+        """
+        if self.choice("loader", "retention") == "after_batch":
+            return True
+        stages = self.choice("loader", "staging_slots")
+        if self.choice("workload", "kv_allocation") != "growing" or stages:
+            return False
+        of_call = self.decisions.filter(pl.col("call") == call)
+        return bool((of_call["kind"] == "lookup").any())
 
     def stays_of(self, key: int) -> list[Stay]:
         """The stays of a key on the device, or on its way there, in order."""

@@ -88,6 +88,11 @@ def require_slots(controller: Controller) -> None:
             "model: experts of several sizes share these slots; choose a model whose layers are"
             " stored alike (moelab study budget.resident_share=.. runs this one)"
         )
+    if controller.spare_bytes is not None:
+        raise ScreenError(
+            "workload.kv_allocation=growing: a number of slots is not the same at each step; set it"
+            " to once (moelab study budget.resident_share=.. runs this one)"
+        )
 
 
 def why_not_at_once(controller: Controller) -> str | None:

@@ -36,6 +36,7 @@ from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
+from sim.workload.kv_room import GROWING, KvRoom
 from sim.workload.steps import Workload
 
 SHARES = 10_000
@@ -104,8 +105,11 @@ def build(
     if parts.loader.prefetch_budget == "within_layer":
         prefetches = prefetches_within_layer(workload, durations, geometry)
         parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
+    kv_room = None
+    if parts.workload.kv_allocation == GROWING:
+        kv_room = KvRoom(workload, model.kv_bytes_per_token)
     try:
-        controller = make_controller(geometry, parts)
+        controller = make_controller(geometry, parts, kv_room)
     except CapacityError as error:
         smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
@@ -129,6 +133,7 @@ def build(
         fitted_on,
         tuple(changed),
         recorded,
+        kv_room,
     )
 
 
@@ -293,9 +298,9 @@ def _prepare(
     }
 
 
-def make_controller(geometry: Geometry, parts: Parts) -> Controller:
-    """The controller of these parts; it keeps the policies. Raise ValueError for parts that do not
-    go together.
+def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = None) -> Controller:
+    """The controller of these parts; it keeps the policies. ``kv_room``: where slots shrink. Raise
+    ValueError for parts that do not go together.
     """
     hardware, model, predictor, loader = (
         parts.hardware,
@@ -323,6 +328,7 @@ def make_controller(geometry: Geometry, parts: Parts) -> Controller:
         predicts_later=hardware.predicts_later(predictor.requires.lookahead_sites)
         and not predictor.silent,
         dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
+        spare_bytes=kv_room.spare_bytes if kv_room else None,
     )
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from sim.values.units import require_number
 from sim.workload.batching import given_arrivals
+from sim.workload.kv_room import ALLOCATIONS, ONCE
 from sim.workload.lengths import Lengths
 from sim.workload.speculation import Speculation
 
@@ -44,7 +45,8 @@ class WorkloadChoice:
     are used.
 
     The fields are arguments of `sim.workload.steps.Workload`, `sim.workload.lengths.Lengths` and
-    `sim.workload.speculation.Speculation`, which explain them. ``arrivals_s``: seconds, in a list
+    `sim.workload.speculation.Speculation`, which explain them. ``kv_allocation``: whether keys and
+    values have their memory from the start (``once``), or slots shrink as they grow. ``arrivals_s``: seconds, in a list
     or a file of that name. ``source``: where the figures come from, "" if nowhere.
     """
 
@@ -55,6 +57,7 @@ class WorkloadChoice:
     prompt_tokens: int | None = None
     decode_tokens: int | None = None
     context_tokens: int | None = None
+    kv_allocation: str = ONCE
     short_sequences: str = "refuse"
     arrivals_per_s: float | None = None
     arrivals_s: Sequence[float] | str | None = None
@@ -66,6 +69,11 @@ class WorkloadChoice:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.kv_allocation not in ALLOCATIONS:
+            raise ValueError(
+                f"unknown workload.kv_allocation={self.kv_allocation}; allowed:"
+                f" {', '.join(ALLOCATIONS)}"
+            )
         # A file of arrivals is read here, so that its errors come before the trace is read.
         _ = self.arrivals_ns
         _ = self.speculation

@@ -56,7 +56,14 @@ def execute(run: Run, progress: Console | None = None) -> Result:
             task = bar.add_task(f"{run.system}: steps", total=total)
             report: Callable[[int], None] = lambda done: bar.update(task, completed=done)  # noqa: E731
             record = simulate(run.controller, run.workload, run.durations, report, packed=True)
-    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
+    frames = Frames(
+        run.controller,
+        run.workload,
+        run.durations,
+        record,
+        run.hardware.link_names,
+        kv_room=run.kv_room,
+    )
     began = time.perf_counter()
     found = bounds_asked(run, progress)
     bounds_wall_s = time.perf_counter() - began

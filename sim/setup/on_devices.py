@@ -20,6 +20,7 @@ from sim.machine.model import Model
 from sim.machine.precision import PRECISIONS
 from sim.setup.parts import Parts
 from sim.values.types import Geometry
+from sim.workload.kv_room import GROWING, ONCE
 from sim.workload.steps import Limits, Workload
 
 
@@ -165,6 +166,10 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
         f"loader.dense_slots={loader.dense_slots}": (
             loader.dense_slots > 0,
             "loader.dense_slots=0",
+        ),
+        f"workload.kv_allocation={GROWING}": (
+            parts.workload.kv_allocation == GROWING,
+            f"workload.kv_allocation={ONCE}",
         ),
         f"model.encoder_sites={parts.model.encoder_sites}": (
             parts.model.encoder_sites > 0,

@@ -7,7 +7,7 @@ workload with one reused gate object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -292,6 +292,12 @@ class Workload(StepColumns):
         self.choices = Choices(self.trace, rows, self.depth, self.norm, self.whole_prompts)
         tokens = _tokens_so_far(self.trace, rows)
         self._tokens_so_far = self.lengths.in_context(tokens, self.trace, rows)
+
+    def tokens_at(self, step: Step) -> Iterable[tuple[int, int]]:
+        """Of each row of a step its sequence, and how many tokens that has so far."""
+        places = self.places(step)
+        sequences = self.trace.sequence[self.choices.row[places]]
+        return zip(sequences.tolist(), self._tokens_so_far[places].tolist(), strict=True)
 
     def take(self, trace: Trace) -> None:
         """Go on with ``trace``, which has the same rows: another trace, or this one overwritten."""

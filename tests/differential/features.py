@@ -77,7 +77,9 @@ simulator has them.
 """
 OWNERS = "owners"
 """Several devices that own experts of every site. Only the simulator has them."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS)
+SHRINKING = "shrinking"
+"""Pools that give way to keys and values, and come back. Only the simulator has them."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -135,10 +137,16 @@ def random_companions(name: str, seed: int, ties: bool) -> Scenario:
 
 
 def random_mixture(
-    seed: int, ties: bool, *, rivals: bool = False, devices: str = "", lanes: bool = False
+    seed: int,
+    ties: bool,
+    *,
+    rivals: bool = False,
+    devices: str = "",
+    lanes: bool = False,
+    shrinks: bool = False,
 ) -> Scenario:
-    """A random valid subset of the features, and rivals, devices or lanes if they are asked for.
-    `devices`: how they split the model.
+    """A random valid subset of the features, and rivals, devices, lanes or pools that shrink if they
+    are asked for. `devices`: how they split the model.
     """
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
@@ -153,6 +161,8 @@ def random_mixture(
         chosen = (chosen | {devices}) - OF_ONE_DEVICE
     if lanes:
         chosen = (chosen | {LANES}) - NOT_BESIDE_LANES
+    if shrinks:
+        chosen = (chosen | {SHRINKING}) - {"write_back"}
     return _build(chosen, seed, ties, len(FEATURES))
 
 
@@ -551,6 +561,17 @@ def _lanes(draw: Draw, scenario: Scenario) -> Scenario:
     return _loader(changed, wait="by_projection") if draw.coin(0.7) else changed
 
 
+def _shrinking(draw: Draw, scenario: Scenario) -> Scenario:
+    """At each step the pools have something beside their capacity, up to twice as much. It mostly
+    becomes less, and sometimes all comes back.
+    """
+    most = draw.between(1, 2 * max(1, sum(pool.capacity_bytes for pool in scenario.pools)))
+    spare = [most]
+    for _ in range(draw.between(1, 9)):
+        spare.append(most if draw.coin(0.2) else draw.between(0, spare[-1]))
+    return replace(scenario, spare_bytes=tuple(spare))
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -580,6 +601,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     DEVICES: _devices,
     LANES: _lanes,
     OWNERS: _owners,
+    SHRINKING: _shrinking,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

@@ -111,6 +111,62 @@ def nobody_joins(serving: Serving, gate: Gate) -> dict[str, Any]:
 # ---- slots
 
 
+def slots_never_back(patch: Patch) -> None:
+    """What a pool has given up stays lost."""
+    lend, least = Slots.lend, dict[int, int]()
+
+    def mutant(slots: Slots, spare_bytes: int) -> None:
+        least[id(slots)] = min(least.get(id(slots), spare_bytes), spare_bytes)
+        lend(slots, least[id(slots)])
+
+    patch.setattr(Slots, "lend", mutant)
+
+
+def needs_of_before_protected(patch: Patch) -> None:
+    """A pool shrinks while the needs of the step before are still pinned."""
+
+    def mutant(self: Controller, step: int, spare_bytes: int) -> None:
+        self._step = step
+        self.slots.lend(spare_bytes)
+        self._trim()
+        self._let_go()
+
+    patch.setattr(Controller, "_begin_step", mutant)
+
+
+def room_of_the_step_before(patch: Patch) -> None:
+    """Room is made for the keys and values of the step before."""
+    begin = Controller._begin_step
+
+    def mutant(self: Controller, step: int, spare_bytes: int) -> None:
+        assert self.spare_bytes
+        begin(self, step, self.spare_bytes(max(0, step - 1)))
+
+    patch.setattr(Controller, "_begin_step", mutant)
+
+
+def forecasts_first_to_shrink(patch: Patch) -> None:
+    """What is forecast gives way as if it were not."""
+    excess = Slots.excess
+
+    def mutant(slots: Slots) -> list[int]:
+        blocked, slots.blocked = slots.blocked, slots.pinned
+        gone = excess(slots)
+        slots.blocked = blocked
+        return gone
+
+    patch.setattr(Slots, "excess", mutant)
+
+
+def pools_shrink_alike(patch: Patch) -> None:
+    """Every pool has the same part of what keys and values leave."""
+
+    def mutant(slots: Slots, spare_bytes: int) -> list[int]:
+        return [own + spare_bytes // len(slots.capacity_bytes) for own in slots.capacity_bytes]
+
+    patch.setattr(Slots, "rooms", mutant)
+
+
 def pins_ignored(patch: Patch) -> None:
     """What a gate needs, and what is there, may be evicted."""
     claim = Slots.claim
@@ -246,12 +302,10 @@ def waves_admitted_early(patch: Patch) -> None:
         def mutant(
             self: Controller, argument: Any, answer: Callable[..., Answer] = answer
         ) -> Answer:
-            slots, capacity = self.slots, self.slots.capacity_bytes
-            slots.capacity_bytes = tuple(
-                size + max(self.geometry.variant_bytes) for size in capacity
-            )
+            slots, capacity = self.slots, self.slots.room_bytes
+            slots.room_bytes = tuple(size + max(self.geometry.variant_bytes) for size in capacity)
             outcomes = answer(self, argument)
-            slots.capacity_bytes = capacity
+            slots.room_bytes = capacity
             return outcomes
 
         patch.setattr(Controller, name, mutant)

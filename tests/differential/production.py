@@ -543,5 +543,6 @@ def controller_for(scenario: Scenario) -> Controller:
         ram_cache=_with_pools(_cache(scenario, ram.cache), scenario, ram.pools) if ram else None,
         predicts_later=scenario.prediction_ns > 0,
         dense_bytes=scenario.dense_bytes,
+        spare_bytes=scenario.spare if scenario.spare_bytes else None,
         **options,
     )

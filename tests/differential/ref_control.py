@@ -76,15 +76,18 @@ class Control(Moves):
     def gate(self, step: Step, site: int) -> list[Asked]:
         """The steps of contract C15. Answers the needs that were admitted, the skipped ones,
         too."""
-        self.number += step is not getattr(self, "step", None)
+        is_new = step is not getattr(self, "step", None)
+        self.number += is_new
         self.tick, self.step, self.site = self.tick + 1, step, site
         self.last_gate[site] = self.tick
         self.clock.say("gate", self.tick)
-        self.trim()
-        needs = list(self.pinned)
-        self.pinned.clear()
-        for key in needs:
-            self.leave(key)
+        if self.scenario.spare_bytes and is_new:
+            self.let_go()
+            self.device.grow(self.scenario.spare(self.number))
+            self.trim()
+        else:
+            self.trim()
+            self.let_go()
         self.masked.pop(site, None)
         self.waiting = self.choose(step, site, self.foretold.pop(site, []))
         serving = self.unadmitted_keys()
@@ -121,9 +124,16 @@ class Control(Moves):
 
     # ---- steps 1 to 7
 
+    def let_go(self) -> None:
+        """Step 2."""
+        needs = list(self.pinned)
+        self.pinned.clear()
+        for key in needs:
+            self.leave(key)
+
     def trim(self) -> None:
-        """Step 1: nothing outlives its batch beyond the capacity, but what is pinned."""
-        if self.loader.retention != "after_batch":
+        """Step 1: nothing outlives its batch, or its slot, beyond the capacity, but what is pinned."""
+        if self.loader.retention != "after_batch" and not self.scenario.spare_bytes:
             return
         masked = self.everything_masked()
         for pool in self.device.pools:
@@ -254,7 +264,7 @@ class Control(Moves):
             return False
         pool = self.device.pool(key)
         together = [other for other in (*self.pinned, key) if self.device.pool(other) is pool]
-        is_full = self.device.bytes(together) > pool.spec.capacity_bytes
+        is_full = self.device.bytes(together) > pool.room
         is_held_to_it = not self.scenario.is_short(pool.spec) and not self.scenario.refuses
         if self.loader.retention == "strict" and is_full and is_held_to_it:
             return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import floor
 from typing import Literal
 
 import simpy
@@ -103,6 +105,12 @@ class Pool:
     spec: PoolSpec
     resident: set[Key] = field(default_factory=set)
     claimed: set[Key] = field(default_factory=set)
+    more: int = 0
+    """The bytes that it has beside its capacity in this step."""
+
+    @property
+    def room(self) -> int:
+        return self.spec.capacity_bytes + self.more
 
 
 class Tier:
@@ -137,7 +145,7 @@ class Tier:
 
     def over(self, pool: Pool) -> int:
         """By how much the pool holds more than its capacity."""
-        return self.bytes(pool.resident | pool.claimed) - pool.spec.capacity_bytes
+        return self.bytes(pool.resident | pool.claimed) - pool.room
 
     def victims(
         self, key: Key, pinned: Collection[Key], masked: Collection[Key], demand: bool
@@ -163,6 +171,13 @@ class Tier:
 
     def claim(self, key: Key) -> None:
         self.pool(key).claimed.add(key)
+
+    def grow(self, spare: int) -> None:
+        """Divide what keys and values leave among the pools, as their plan divides its bytes."""
+        everything = sum(pool.spec.capacity_bytes for pool in self.pools)
+        for pool in self.pools:
+            share = Fraction(pool.spec.capacity_bytes, everything) if everything else Fraction(0)
+            pool.more = floor(spare * share)
 
     def fits(self, key: Key) -> bool:
         """Whether the key's pool is within its capacity."""

@@ -137,7 +137,7 @@ class Timeline:
 
     `ram_lookups`: (key, found) of every transfer when it was queued on its first link, dense blocks
     and promotions aside. `ram_evictions`: keys, in order. `trimmed`: (time, key) that `retention:
-    after_batch` let go. `exchanged`: (time, key, victims) that entered the pool from staging.
+    after_batch`, or a pool that shrinks, let go. `exchanged`: (time, key, victims) that entered the pool from staging.
     """
 
     gates: tuple[GateRow, ...]

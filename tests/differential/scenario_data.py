@@ -261,7 +261,8 @@ class Scenario:
     The device's policy refuses if there are any experts that are `refused`, at any site, or
     `displace_none`: admitted where nothing must go for them. `dense_bytes`: by site, for
     `dense_slots`. `held_bytes`: by precision, what a slot of the device holds of a variant, where
-    that is not what is moved. `projection_bytes`: by precision, of each of a variant's projections.
+    that is not what is moved. `spare_bytes`: by step, what the pools have beside their capacity, where
+    slots shrink. `projection_bytes`: by precision, of each of a variant's projections.
     """
 
     sites: int
@@ -291,6 +292,11 @@ class Scenario:
     held_bytes: tuple[int, ...] = ()
     devices: Devices | None = None
     projection_bytes: tuple[tuple[int, ...], ...] = ()
+    spare_bytes: tuple[int, ...] = ()
+
+    def spare(self, step: int) -> int:
+        """What keys and values leave in a step, by its number; the same again after the last."""
+        return self.spare_bytes[step % len(self.spare_bytes)]
 
     @property
     def at_once(self) -> int:

@@ -234,6 +234,18 @@ MUTANTS = {
     "another device never sleeps": Mutant(
         engine_mutants.others_never_sleep, "mixture with owners"
     ),  # 1
+    "shrunk pools keep what they hold": Mutant(
+        replaced(Slots, "excess", lambda slots: []), "shrinking"
+    ),  # 1
+    "slots never come back": Mutant(mutants.slots_never_back, "shrinking"),  # 1
+    "the step before protects its needs": Mutant(
+        mutants.needs_of_before_protected, "shrinking"
+    ),  # 1
+    "room is made a step late": Mutant(mutants.room_of_the_step_before, "shrinking"),  # 1
+    "forecasts first to shrink": Mutant(
+        mutants.forecasts_first_to_shrink, "mixture with shrinking"
+    ),  # 1
+    "pools shrink alike": Mutant(mutants.pools_shrink_alike, "shrinking"),  # 1
     "what was done before forgotten": Mutant(
         replaced(Contest, "_settle", lambda contest, now: None), "rivals"
     ),  # 1

@@ -105,6 +105,7 @@ SHOWS: dict[str, Shows] = {
     "rivals": without(rivalry=None),
     "devices": on_devices,
     "owners": on_devices,
+    "shrinking": lambda scenario, timeline: bool(timeline.trimmed),
     "lanes": lambda scenario, timeline: without(
         links=tuple(
             replace(link, pace=1_000_000, wake_ns=0, copy_ns=0, by_projection=False)

@@ -253,12 +253,13 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
     arrived.
 
     Claims are made at issue, in the order of services on link 0. Left out are loaders with which
-    something bypasses the pools, and links with lanes, whose services begin in another order than
+    something bypasses the pools, slots that shrink, and links with lanes, whose services begin in another order than
     that of issue. (The reference asserts the capacity at every claim, whatever the loader.)
     """
     loader = scenario.loader
     is_laned = any(map(scenario.is_laned, scenario.last_links))
-    if loader.staging_slots or loader.retention == "after_batch" or is_laned:
+    trims = loader.retention == "after_batch" or scenario.spare_bytes
+    if loader.staging_slots or trims or is_laned:
         return
     held = {key: 0 for pool in scenario.pools for key in pool.initial}
     claimed: set[int] = set()

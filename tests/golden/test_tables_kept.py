@@ -38,8 +38,10 @@ from sim import (
 )
 from sim.answers.export import Search
 from sim.answers.export_words import table_of as lines_of
+from sim.answers.whatif import Growth
+from sim.answers.whatif_growth import growth_table
 from sim.board.entries import Board, Entry, Left
-from sim.reproduce import field
+from sim.reproduce import field, field_figures
 from sim.reproduce import report as papers
 from sim.results.coverage import coverage_at
 from sim.results.labels import Labels
@@ -193,6 +195,20 @@ def _field(place: Path, patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _field_figures(place: Path, patch: pytest.MonkeyPatch) -> None:
+    one = field_figures.Figure("a", "https://x", "h", "union", 0.6, ("system=lru",), ())
+    split = field_figures.Split("b", "https://x", "h", 25, 10, 8192, 16, 8192, 8.5, 30, 10240)
+    patch.setattr(field_figures, "simulated", lambda trace, one: 0.4567)
+    patch.setattr(field_figures, "_gates", lambda trace, one: "g")
+    Console().print(field_figures.steps_table(place, [one]))
+    Console().print(field_figures.slots_table([split]))
+
+
+def _growth(place: Path, patch: pytest.MonkeyPatch) -> None:
+    few = Growth("4.5 bits", 4096, 131072, 4.12, 3.69, 5.32, 5.04)
+    Console().print(growth_table([few, replace(few, series="16 bits", last_slots=2.56)]))
+
+
 def _demo(place: Path, patch: pytest.MonkeyPatch) -> None:
     cells = {
         (system, share): demo.Cell(
@@ -285,6 +301,8 @@ PRINTED: dict[str, Printer] = {
     "sim.audit_time": _audit_time,
     "sim.reproduce.report": _papers,
     "sim.reproduce.field": _field,
+    "sim.reproduce.field_figures": _field_figures,
+    "sim.answers.whatif_growth": _growth,
     "sim.demo": _demo,
     "sim.pareto": _pareto,
     "sim.models": _models,

@@ -149,6 +149,10 @@ def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path
             "error: input=live does not go with workload.draft_tokens=2 (no token is drafted)",
         ),
         (
+            ("workload.kv_allocation=growing",),
+            "error: workload.kv_allocation=growing: a device's slots are allocated once",
+        ),
+        (
             ("workload.context_tokens=900", "input=live"),
             "input=live does not go with workload.context_tokens=900 (no tokens come before a",
         ),

@@ -68,6 +68,9 @@ def test_the_answer_tells_kinds_fits_and_changes_and_a_second_call_has_its_own_f
     longer = changes["lru at fp16", "a context of 8,192 tokens"]
     # 4,096 tokens of 16 layers, in slots of 336 MiB: by hand.
     assert longer["fewer_slots"] == pytest.approx(4096 * 65536 / 352_321_536 / 16, abs=0.07)
+    shrunk = changes["lru at fp16", "letting slots shrink with the context, at 2,048 tokens of it,"]
+    assert shrunk["fewer_slots"] == pytest.approx(-2048 * 65536 / 352_321_536 / 16, abs=0.07)
+    assert ("lru at fp16", "holding keys and values at 8.5 bits") in changes
     assert "at low precision" in rows["hobbit", "fp16"]["lost"]
     assert rows["lru", "q4_k_m"]["waiting"] == 0
     for text in (

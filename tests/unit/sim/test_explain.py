@@ -83,6 +83,14 @@ RUNS = {
         "predictor=gate_lookahead_1",
         "budget.resident_share=0.25",
     ),
+    "shrinking": (
+        "system=lru",
+        "workload.kv_allocation=growing",
+        "++model.kv_bits=80000",
+        "hardware.memory_gib=128",
+        "predictor=gate_lookahead_1",
+        "budget.resident_share=0.4",
+    ),
     "batches": (
         "system=lru",
         "workload=continuous_4_chunked",

@@ -129,6 +129,7 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
         ("system=hobbit",),
         ("system=edgemoe",),
         ("system=lru", "loader.retention=after_batch", "workload=static_4"),
+        ("system=lru", "workload.kv_allocation=growing", "++model.kv_bits=100000"),
         ("system=hobbit", "loader.chunk_bytes=65536"),
         ("system=lru", "hardware=rtx4090_nvme"),
     ],

@@ -1,0 +1,80 @@
+"""Rules for slots that shrink as keys and values grow, from the tables ``tokens`` and ``ledger``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import polars as pl
+
+from sim.audit.files import RunFiles
+from sim.audit.rules import Between, Left, Rule
+
+KEY = "budget.growing"
+
+
+def rules(run: RunFiles) -> Iterator[Rule | Left]:
+    if run.ledger is None:
+        return
+    told, held = run.ledger, held_by_step(run)
+    if (why := _why_not(told, held)) is not None:
+        yield Rule(f"{KEY}.least_bytes", why, "ledger.parquet agrees with itself and tokens")
+        return
+    first = told.row(0, named=True)
+    token_bytes = first["kv_bytes"] // first["tokens"]
+    # All of it: what the plan has, and keys and values of the fullest step.
+    whole = first["slot_bytes"] + first["kv_bytes"]
+    # Each pool rounds its share down, and how many pools there are is in no file.
+    lost = run.sites * len(run.precisions)
+    for name, tokens in (("least_bytes", max(held)), ("most_bytes", min(held))):
+        left = whole - tokens * token_bytes
+        yield Rule(f"{KEY}.{name}", Between(left - lost, left + lost), "what the tokens leave")
+    if not _arrive(run):
+        plan = run.summary["budget"]["device_bytes"]
+        yield Rule(f"{KEY}.least_bytes", plan, "the plan's bytes, in the fullest step")
+    gone = int((run.decisions["kind"] == "evict").sum())
+    yield Rule(f"{KEY}.trimmed", Between(0, gone), "decisions of kind evict, and fewer")
+
+
+def held_by_step(run: RunFiles) -> list[int]:
+    """How many tokens the running sequences hold at the end of each step, from ``tokens`` alone."""
+    rows = run.tokens.sort("step", "sequence")
+    most: dict[int, int] = {}
+    for row in rows.iter_rows(named=True):
+        most[row["sequence"]] = max(most.get(row["sequence"], 0), _reached(row))
+    context = run.config["workload"].get("context_tokens")
+    before = {sequence: context - last if context else 0 for sequence, last in most.items()}
+    last_step = dict(rows.group_by("sequence").agg(pl.col("step").max()).iter_rows())
+    now: dict[int, int] = {}
+    found: list[int] = []
+    for (step,), of_step in rows.group_by("step", maintain_order=True):
+        for row in of_step.iter_rows(named=True):
+            sequence = row["sequence"]
+            now[sequence] = max(now.get(sequence, 0), before[sequence] + _reached(row))
+        found.append(sum(now.values()))
+        now = {sequence: tokens for sequence, tokens in now.items() if last_step[sequence] != step}
+    return found
+
+
+def _reached(row: Mapping[str, int]) -> int:
+    """How many tokens a sequence has at the end of a step, drafts that were wrong included."""
+    wrong = row.get("drafts", 0) - max(0, row.get("new_tokens", 0) - 1)
+    return row["position"] + 1 + wrong
+
+
+def _why_not(told: pl.DataFrame, held: list[int]) -> str | None:
+    """What is wrong with the ledger of the steps; None where it can be."""
+    if told["tokens"].to_list() != held:
+        return "tokens of ledger.parquet that tokens.parquet does not have"
+    if not (told["kv_bytes"] * told["tokens"][0] == told["tokens"] * told["kv_bytes"][0]).all():
+        return "kv_bytes that are not in the proportion of tokens"
+    # Signs, because a product of such numbers of bytes does not fit 64 bits.
+    changes = (told[name].diff().sign() for name in ("slot_bytes", "kv_bytes"))
+    if not (next(changes) * next(changes) <= 0).drop_nulls().all():
+        return "slot_bytes that grow with kv_bytes"
+    return None
+
+
+def _arrive(run: RunFiles) -> bool:
+    """Whether requests arrive over time. The plan then goes by steps that may never come."""
+    workload = run.config["workload"]
+    return any(workload.get(name) is not None for name in ("arrivals_per_s", "arrivals_s"))
