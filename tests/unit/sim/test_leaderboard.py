@@ -48,6 +48,9 @@ def test_it_goes_on_where_it_was_stopped_and_every_row_has_its_command_and_certi
     assert "2 not entered; the page says why." in told.out
     assert "int4: lossy (every expert at int4 or below)" in told.out
     assert "belady: knows the future (Belady)" in told.out
+    assert told.out.splitlines()[-1] == (
+        f"files: {out / 'leaderboard.html'} {out / 'leaderboard.csv'} {out / 'certificates'}/"
+    )
     with (out / "leaderboard.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -20,24 +21,31 @@ from sim.values.places import ROOT
 SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1")
 
 
-# Contracts: C132
-def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sim",
-            "-m",
-            *SMALL,
-            "outputs=summary",
-            "budget.resident_share=0.01,0.25,2,0.5",
-            f"hydra.sweep.dir={tmp_path}",
-        ],
+def many(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sim", "-m", *words, "outputs=summary"]
+    return subprocess.run(
+        [*command, f"hydra.sweep.dir={folder}"],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_a_multirun_compares_the_decode_times_of_its_runs(tmp_path: Path) -> None:
+    words = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=4")
+    done = many(tmp_path, *words, "cache=lru,fifo", "budget.resident_share=0.25")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    speeds = [float(row["tokens_per_s"]) for row in (first, second)]
+    assert speeds[0] > speeds[1]
+    assert float(second["times_best"]) == pytest.approx(speeds[1] / speeds[0])
+
+
+# Contracts: C132
+def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path: Path) -> None:
+    done = many(tmp_path, *SMALL, "budget.resident_share=0.01,0.25,2,0.5")
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     few, much = (line for line in done.stdout.splitlines() if line.startswith("refused (1)"))

@@ -94,7 +94,9 @@ def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why
         common=["budget.resident_share=2"],
         arms={"little": ["lod"], "much": ["lod"]},
     )
+    started = runner.started
     failed = outcomes_of(replace(paper, experiments={"broken": broken}), runner)["broken"]
+    assert runner.started == started + 2, "a run that fails was begun, too"
     assert failed.default is None
     assert "resident_share" in failed.failures["default"]
 
