@@ -65,7 +65,8 @@ class Controller(Lookups):
     ``route``: the links to the device. ``ram_cache``: the cache policy of the managed RAM tier, if
     the route has one. ``predicts_later``: forecasts take effect at ``prediction_ready``, not at
     their gate. ``dense_bytes``: the bytes of each site's dense block, where dense blocks are
-    streamed.
+    streamed. ``kv_bytes``: the bytes of a token's keys and values at each site, where these come
+    from other tiers.
 
     Raise ValueError, or CapacityError, for policies, switches and sizes that cannot work together.
     """
@@ -98,6 +99,7 @@ class Controller(Lookups):
         payload: Payload = WHOLE,
         predicts_later: bool = False,
         dense_bytes: Sequence[int] = (),
+        kv_bytes: Sequence[int] = (),
     ) -> None:
         super().__init__(
             geometry,
@@ -111,8 +113,12 @@ class Controller(Lookups):
             ram_cache,
             predicts_later,
             dense_bytes,
-            how_simple(geometry, selector, placement, loader, route, predicts_later),
+            how_simple(
+                geometry, selector, placement, loader, route, predicts_later, bool(kv_bytes)
+            ),
         )
+        if kv_bytes:
+            self.kv_bytes = kv_bytes
         self._is_one_variant = self.simple.one_variant
         self._learns, self._forecasts = predictor.learns, not predictor.silent
         if selector.reroutes and not payload.whole:

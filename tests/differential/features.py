@@ -77,7 +77,9 @@ simulator has them.
 """
 OWNERS = "owners"
 """Several devices that own experts of every site. Only the simulator has them."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS)
+PREFIXES = "prefixes"
+"""Prompts that begin alike, and keys and values in tiers. Only the simulator moves these."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, PREFIXES)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -88,8 +90,11 @@ OF_ONE_DEVICE = {
     "write_back",
     "partial",
     "dense",
+    PREFIXES,
 }
-"""What several devices refuse (contract C163)."""
+"""What several devices refuse (contracts C163 and C176)."""
+NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
+"""What held prefixes refuse (contract C176), and what recorded steps alone have."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.
@@ -113,7 +118,8 @@ CONFLICTS = (
     ),
     ("after_batch", {"spared_forecasts"}),
     ("own_site", COMPOSED),
-    ("dense", {"encoder_decoder"}),
+    ("dense", {"encoder_decoder", PREFIXES}),
+    (PREFIXES, {"encoder_decoder"}),
     ("partial", COMPOSED | {"reroute", "forecast_routes"}),
     ("reroute", {"forecast_routes"}),
     ("many_sequences", COMPOSED | {"encoder_decoder"}),
@@ -135,7 +141,13 @@ def random_companions(name: str, seed: int, ties: bool) -> Scenario:
 
 
 def random_mixture(
-    seed: int, ties: bool, *, rivals: bool = False, devices: str = "", lanes: bool = False
+    seed: int,
+    ties: bool,
+    *,
+    rivals: bool = False,
+    devices: str = "",
+    lanes: bool = False,
+    prefixes: bool = False,
 ) -> Scenario:
     """A random valid subset of the features, and rivals, devices or lanes if they are asked for.
     `devices`: how they split the model.
@@ -153,13 +165,18 @@ def random_mixture(
         chosen = (chosen | {devices}) - OF_ONE_DEVICE
     if lanes:
         chosen = (chosen | {LANES}) - NOT_BESIDE_LANES
+    if prefixes:
+        chosen = (chosen | {PREFIXES}) - NOT_BESIDE_PREFIXES
     return _build(chosen, seed, ties, len(FEATURES))
 
 
 def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenario:
     names = set(chosen)
     rng = np.random.default_rng([seed, int(ties), 100 + salt])
-    if names & {"prefill_chunk", "arrivals", "drafts"} and not names & {"static", "continuous"}:
+    if names & {"prefill_chunk", "arrivals", "drafts", PREFIXES} and not names & {
+        "static",
+        "continuous",
+    }:
         names.add("static" if rng.random() < 0.5 else "continuous")
     if {"prefill_chunk", "encoder_decoder"} <= names:
         names.discard("encoder_decoder")
@@ -551,6 +568,19 @@ def _lanes(draw: Draw, scenario: Scenario) -> Scenario:
     return _loader(changed, wait="by_projection") if draw.coin(0.7) else changed
 
 
+def _prefixes(draw: Draw, scenario: Scenario) -> Scenario:
+    """Keys and values of each site, and a disk only where a further link leads to one."""
+    assert scenario.batching is not None
+    device, ram, disk = scenario.batching.tiers
+    tiers = (device, ram, disk if scenario.hops > 1 else 0)
+    most = max(1, max(scenario.variant_bytes) // 2)
+    return replace(
+        scenario,
+        batching=replace(scenario.batching, tiers=tiers),
+        kv_bytes=tuple(draw.between(1, most) for _ in range(scenario.sites)),
+    )
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -580,6 +610,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     DEVICES: _devices,
     LANES: _lanes,
     OWNERS: _owners,
+    PREFIXES: _prefixes,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

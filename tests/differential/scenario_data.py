@@ -262,6 +262,7 @@ class Scenario:
     `displace_none`: admitted where nothing must go for them. `dense_bytes`: by site, for
     `dense_slots`. `held_bytes`: by precision, what a slot of the device holds of a variant, where
     that is not what is moved. `projection_bytes`: by precision, of each of a variant's projections.
+    `kv_bytes`: by site, of a token's keys and values, where these may come over links.
     """
 
     sites: int
@@ -291,6 +292,7 @@ class Scenario:
     held_bytes: tuple[int, ...] = ()
     devices: Devices | None = None
     projection_bytes: tuple[tuple[int, ...], ...] = ()
+    kv_bytes: tuple[int, ...] = ()
 
     @property
     def at_once(self) -> int:
@@ -374,6 +376,11 @@ class Scenario:
         return (
             self.site_bytes[precision][site] if self.site_bytes else self.variant_bytes[precision]
         )
+
+    @property
+    def kv_links(self) -> tuple[int, int]:
+        """The links on which keys and values begin that rest in RAM, and on disk."""
+        return self.ram.link - 1 if self.ram else 0, self.hops - 1
 
     def slot(self, key: Key) -> int:
         """The bytes that a variant takes in a slot of the device."""

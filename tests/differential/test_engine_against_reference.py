@@ -31,12 +31,14 @@ DEVICE_MIXTURE = "mixture with devices"
 AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
 OWNER_MIXTURE = "mixture with owners"
 LANE_MIXTURE = "mixture with lanes"
+PREFIX_MIXTURE = "mixture with prefixes"
 MIXTURES: dict[str, dict[str, Any]] = {
     MIXTURE: {},
     RIVAL_MIXTURE: {"rivals": True},
     DEVICE_MIXTURE: {"devices": DEVICES},
     OWNER_MIXTURE: {"devices": OWNERS},
     LANE_MIXTURE: {"lanes": True},
+    PREFIX_MIXTURE: {"prefixes": True},
 }
 KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, *MIXTURES)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
@@ -69,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
-        counts |= {LANE_MIXTURE: -(-plain // 4)}
+        counts |= dict.fromkeys((LANE_MIXTURE, PREFIX_MIXTURE), -(-plain // 4))
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]
