@@ -39,7 +39,7 @@ def read_requests(given: str | Sequence[object], block_tokens: int) -> tuple[Tol
     read.
     """
     name = given if isinstance(given, str) else "workload.requests"
-    found = [_told(place, fields, block_tokens) for place, fields in _objects(given)]
+    found = [_told(place, fields, block_tokens) for place, fields in objects_of(given)]
     if not found:
         raise ValueError(f"{name} has no requests; {FORMAT}")
     if len({one.arrival_ns is None for one in found}) > 1:
@@ -48,7 +48,7 @@ def read_requests(given: str | Sequence[object], block_tokens: int) -> tuple[Tol
     return tuple(found)
 
 
-def _objects(given: str | Sequence[object]) -> Iterator[tuple[str, object]]:
+def objects_of(given: str | Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """What stands for each request, and its place in the file or list."""
     if not isinstance(given, str):
         yield from ((f"workload.requests[{n}]", fields) for n, fields in enumerate(given))
