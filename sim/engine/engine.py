@@ -44,6 +44,7 @@ class Engine(Stream):
     """
 
     __slots__ = (
+        "_awaited_site",
         "_awaits_blocks",
         "_cuttable",
         "_end_ns",
@@ -51,6 +52,8 @@ class Engine(Stream):
         "_is_one_variant",
         "_is_simple_gate",
         "_is_simple_step",
+        "_kv_links",
+        "_lacking",
         "_lead_ns",
         "_links",
         "_only_link",

@@ -26,7 +26,9 @@ LATEST_S = 4e6
 
 A summary gives times in seconds, as floats, which tell whole ns apart up to 2^52 ns, or 52 days.
 """
-NO_ARRIVALS = "set workload.arrivals_per_s=null and workload.arrivals_s=null"
+NO_ARRIVALS = (
+    "set workload.arrivals_per_s=null and workload.arrivals_s=null (requests: leave out timestamps)"
+)
 """What messages advise where something does not go with arrivals."""
 FROM_FIRST = "count seconds from the first request (subtract the first time of a log)"
 

@@ -32,6 +32,7 @@ AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
 OWNER_MIXTURE = "mixture with owners"
 LANE_MIXTURE = "mixture with lanes"
 PREFIX_MIXTURE = "mixture with prefixes"
+PREFIX_RIVALS, PREFIX_LANES = "prefixes among rivals", "prefixes with lanes"
 MIXTURES: dict[str, dict[str, Any]] = {
     MIXTURE: {},
     RIVAL_MIXTURE: {"rivals": True},
@@ -39,6 +40,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
     OWNER_MIXTURE: {"devices": OWNERS},
     LANE_MIXTURE: {"lanes": True},
     PREFIX_MIXTURE: {"prefixes": True},
+    PREFIX_RIVALS: {"prefixes": True, "rivals": True},
+    PREFIX_LANES: {"prefixes": True, "lanes": True},
 }
 KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, *MIXTURES)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
@@ -72,6 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
         counts |= dict.fromkeys((LANE_MIXTURE, PREFIX_MIXTURE), -(-plain // 4))
+        counts |= dict.fromkeys((PREFIX_RIVALS, PREFIX_LANES), -(-plain // 20))
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]

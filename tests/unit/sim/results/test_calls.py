@@ -42,8 +42,8 @@ HIT, LATE, MISS, CPU = int(Outcome.HIT), int(Outcome.LATE), int(Outcome.MISS), i
 
 
 def keys_and_values() -> Scenario:
-    """What the second prompt finds comes from RAM."""
-    return test_prefixes_by_hand.scenario((0, 2, 0))
+    """What the second prompt finds comes from RAM and from disk."""
+    return test_prefixes_by_hand.scenario((0, 1, 2), links=2)
 
 
 def scenario(cache: CacheName = "lru", slots: int = 2) -> Scenario:
