@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, open_dict
 
+from real.setup.prepare import read_request
 from sim.audit.__main__ import audit
 from sim.audit.files import read_run
 from sim.engine.simulate import simulate
 from sim.results.calls import RecordedController, replay
 from sim.results.outputs import write_outputs
+from sim.screen import read_words, screen
+from sim.screening.moves import ScreenError
 from sim.setup.build import build
+from sim.setup.configure import configure as configured
 from sim.setup.execute import execute
 from sim.traces.trace import Trace
 
@@ -136,3 +140,14 @@ def test_a_sequence_that_is_too_short_for_its_request_is_named(
         ValueError, match=r"output_length=900, but sequence 32 of trace .* has 98 tok"
     ):
         build(configure(*WORDS, f"workload.requests=[{request}]"), "lru", bundled_trace)
+
+
+# Contracts: C176
+def test_screening_and_runs_on_a_device_refuse_what_comes_over_links() -> None:
+    closed = "workload.requests=[{input_length: 16, output_length: 8, hash_ids: [1, 2]}]"
+    words = ("system=lru", "workload.block_tokens=8", "workload.kv_ram_gib=1", closed)
+    with pytest.raises(ScreenError, match="keys and values move beside experts"):
+        screen(read_words(words))
+    config, system = configured(*WORDS, "hardware=rtx4090_pcie4", config="real")
+    with pytest.raises(ValueError, match="no device of ours holds prefixes"):
+        read_request(config, system)
