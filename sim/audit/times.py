@@ -149,14 +149,14 @@ def between_steps_ns(run: RunFiles) -> int:
     wake_us = (run.config["hardware"].get("host") or {}).get("wake_us", 0)
     points = wake_us if isinstance(wake_us, list) else [[0, wake_us]]
     waits, wakes = ([round(1000 * float(point[place])) for point in points] for place in (0, 1))
-    gaps = [
-        start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True)
-    ]
-    # A wait and what waking from it takes fill the gap; the longer the wait, the longer both.
-    return sum(
+    gaps = [start - end for start, end in zip(starts, [0, *ends[:-1]], strict=True)]
+    # A wait and what waking from it takes fill the gap; the longer the wait, the longer both. The
+    # first wait begins before the first arrival: what waking takes depends on all of it.
+    waited = sum(
         bisect_left(range(gap), gap, key=lambda wait: wait + int(np.interp(wait, waits, wakes)))
         for gap in gaps
     )
+    return waited - run.first_arrival_ns
 
 
 def _waiting(run: RunFiles) -> Iterator[Rule | Left]:
@@ -212,7 +212,12 @@ def _impossible(run: RunFiles) -> dict[str, str]:
 
 
 def _numbers(section: Mapping[str, object]) -> Iterator[float]:
-    yield from (value for value in section.values() if isinstance(value, int | float))
+    """The numbers of a section, and of a table of waits what waking takes."""
+    for value in section.values():
+        if isinstance(value, list):
+            yield from (wake for _, wake in value)
+        elif isinstance(value, int | float):
+            yield value
 
 
 def _decides_slowly(run: RunFiles) -> bool:
