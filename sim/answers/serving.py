@@ -1,7 +1,7 @@
 """What simulators of many nodes read of one node: its step times as a table, and its requests.
 
 The files are those of ai-dynamo's replay (``python -m dynamo.replay``): a planner profile (.npz),
-engine arguments (JSON), and a trace in Mooncake's format. Contract C177 defines what they hold.
+engine arguments (JSON), and a trace in Mooncake's format. Contract C180 defines what they hold.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Transfers(Claims):
     def bring(self, link: int, tokens: int) -> None:
         """Queue keys and values of so many tokens on a link, a transfer for each site, in order.
 
-        They go to no slot, so that each has its claim from the start (contract C175).
+        They go to no slot, so that each has its claim from the start (contract C178).
         """
         self.calls += 1
         g = self.geometry

@@ -1,4 +1,4 @@
-"""What a run reused of prompts, and what that moved: a section of the summary (contract C176)."""
+"""What a run reused of prompts, and what that moved: a section of the summary (contract C179)."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def moves_kv(parts: Parts) -> bool:
 
 def _check_kv(parts: Parts) -> None:
     """Raise ValueError for what does not go with held prefixes, or with keys and values that come
-    over links (contract C176).
+    over links (contract C179).
     """
     asked, hardware, loader = parts.workload, parts.hardware, parts.loader
     if asked.requests is not None and hardware.devices is not None:

@@ -244,7 +244,7 @@ class Step:
     Where tokens are drafted (contract C151), ``drafts`` is the most that the step checks for one
     sequence, and ``kept`` has the number of rows that each of its sequences goes on after. It is
     empty where that is all rows. ``found``: what the sequences that begin need not read (contract
-    C174); None where nothing is reused.
+    C177); None where nothing is reused.
     """
 
     index: int

@@ -27,7 +27,7 @@ class Lengths:
     are left. Where a sequence has fewer tokens, ``short`` says whether to ``refuse`` the run or to
     ``drop`` the sequence. Every sequence stands at the end of ``context`` tokens (contract C152);
     None: its first token is the first of its context. ``each`` has prompt and decoded tokens of
-    every request instead, in the order of the sequences' numbers (contract C174).
+    every request instead, in the order of the sequences' numbers (contract C177).
     """
 
     prompt_tokens: int | None = None

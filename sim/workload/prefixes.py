@@ -2,7 +2,7 @@
 
 Prompts are told as blocks of tokens. A block's id stands for the block and all tokens before it, so
 that equal ids mean equal prefixes. Each tier holds the blocks that were used last. The definitions
-are contracts C174 and C175.
+are contracts C177 and C178.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads requests in the format of Mooncake's traces: a JSON object a line (contract C174)."""
+"""Reads requests in the format of Mooncake's traces: a JSON object a line (contract C177)."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ OF_ONE_DEVICE = {
     "dense",
     PREFIXES,
 }
-"""What several devices refuse (contracts C163 and C176)."""
+"""What several devices refuse (contracts C163 and C179)."""
 NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
-"""What held prefixes refuse (contract C176), and what recorded steps alone have."""
+"""What held prefixes refuse (contract C179), and what recorded steps alone have."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.

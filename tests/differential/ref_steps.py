@@ -99,7 +99,7 @@ class Composed:
             self.running.append(self.waiting.pop(0))
             self.look_up(self.running[-1])
 
-    # ---- prefixes (contracts C174 and C175)
+    # ---- prefixes (contracts C177 and C178)
 
     def remember(self) -> None:
         """Prompts that have been read to their end stand before all others, in the order of turns;

@@ -99,7 +99,7 @@ class Request:
     decode: tuple[Row, ...]
     arrival_ns: int = 0
     blocks: tuple[int, ...] = ()
-    """The ids of the prompt's whole blocks (contract C174)."""
+    """The ids of the prompt's whole blocks (contract C177)."""
 
 
 @dataclass(frozen=True)

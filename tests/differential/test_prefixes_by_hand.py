@@ -1,4 +1,4 @@
-"""Keys and values that come back over the links of experts, worked by hand (contract C175).
+"""Keys and values that come back over the links of experts, worked by hand (contract C178).
 
 The first request reads a prompt of 3 rows, in blocks of one; the second has two of them in common.
 Dense work takes 20 ns a site, a need 4 ns, and what is found outside the device comes over a link

@@ -1,4 +1,4 @@
-"""What is handed to a simulator of many nodes (contract C177), read back as that reads it."""
+"""What is handed to a simulator of many nodes (contract C180), read back as that reads it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def profile() -> Profile:
     return profiled(FEW, [4, 1, 2], 1000, simulate)
 
 
-# Contracts: C177
+# Contracts: C180
 def test_the_replay_reads_every_simulated_time_as_it_is(profile: Profile, tmp_path: Path) -> None:
     written(tmp_path, profile, [])
     replay = Replay(tmp_path / "profile.npz")
@@ -89,7 +89,7 @@ def test_the_replay_reads_every_simulated_time_as_it_is(profile: Profile, tmp_pa
     assert (tmp_path / engine["planner_profile_data"]).is_file()
 
 
-# Contracts: C177
+# Contracts: C180
 def test_a_point_has_the_means_of_a_run_at_the_slots_of_the_largest(profile: Profile) -> None:
     """The share is what four sequences of 1000 tokens leave. Prompts are cut to 32, answers to 64."""
     largest = ["workload.batching=static", "workload.together=4", "workload.context_tokens=1000"]
@@ -105,7 +105,7 @@ def test_a_point_has_the_means_of_a_run_at_the_slots_of_the_largest(profile: Pro
     assert point.rows == 64
 
 
-# Contracts: C177
+# Contracts: C180
 def test_between_batches_a_line_holds_and_beyond_them_the_nearest_time() -> None:
     times = {(1, 10): 1.0, (4, 10): 7.0, (1, 40): 2.0, (4, 40): 8.0}
     points = tuple(Point(*at, ms, at[0], 1.0 * at[0], None) for at, ms in times.items())
@@ -115,7 +115,7 @@ def test_between_batches_a_line_holds_and_beyond_them_the_nearest_time() -> None
     assert arrays["decode_itl"].tolist() == [[1.0, 2.0], [7.0, 2.0], [7.0, 8.0]]
 
 
-# Contracts: C177
+# Contracts: C180
 def test_given_requests_go_out_as_they_came_in(tmp_path: Path, profile: Profile) -> None:
     run = prepared([*GIVEN, "system=lru", "workload=shared_prefix"])
     rows = requests_of(run, 8)
@@ -134,7 +134,7 @@ def test_given_requests_go_out_as_they_came_in(tmp_path: Path, profile: Profile)
     assert requests_of(again, 8) == rows
 
 
-# Contracts: C177
+# Contracts: C180
 def test_blocks_of_equal_tokens_have_equal_ids_and_unknown_ones_their_own() -> None:
     run = prepared([*FEW, "workload.prompt_tokens=6", "workload.decode_tokens=1"])
     rows = {
@@ -157,7 +157,7 @@ def test_blocks_of_equal_tokens_have_equal_ids_and_unknown_ones_their_own() -> N
     assert ids == [[0, 1, 2], [0, 1, 3], [4, 5, 6], [0, 7, 8]]
 
 
-# Contracts: C177
+# Contracts: C180
 @pytest.mark.parametrize(
     ("batches", "context", "says"),
     [

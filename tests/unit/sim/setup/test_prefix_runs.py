@@ -1,4 +1,4 @@
-"""Runs whose prompts begin alike (contract C176): words, ledger, summary, audit, and refusals."""
+"""Runs whose prompts begin alike (contract C179): words, ledger, summary, audit, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def summary_of(configure: Configure, trace: Trace, *words: str) -> dict[str, Any
     return execute(build(configure(*WORDS, *words), "lru", trace)).summary
 
 
-# Contracts: C174, C176
+# Contracts: C177, C179
 def test_the_shipped_requests_are_cut_timed_and_reused(
     configure: Configure, bundled_trace: Trace
 ) -> None:
@@ -63,7 +63,7 @@ def test_without_tiers_every_prompt_is_read_and_read_again(
     assert found["read_again"] == 8 * (4 + 6 + 4 + 7 + 6)
 
 
-# Contracts: C175
+# Contracts: C178
 def test_what_the_device_holds_is_a_line_of_the_ledger(
     configure: Configure, bundled_trace: Trace
 ) -> None:
@@ -74,7 +74,7 @@ def test_what_the_device_holds_is_a_line_of_the_ledger(
     assert more.ledger.total_bytes - none.ledger.total_bytes == 4 << 20
 
 
-# Contracts: C176
+# Contracts: C179
 @pytest.mark.parametrize("tier", ["ram", "disk"])
 def test_the_audit_agrees_with_such_a_run_and_finds_a_byte_that_moved_elsewhere(
     configure: Configure, bundled_trace: Trace, tmp_path: Path, tier: str
@@ -123,7 +123,7 @@ REFUSED = {
 }
 
 
-# Contracts: C176
+# Contracts: C179
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_does_not_go_together_is_refused_by_name(
     configure: Configure, bundled_trace: Trace, words: str
@@ -142,7 +142,7 @@ def test_a_sequence_that_is_too_short_for_its_request_is_named(
         build(configure(*WORDS, f"workload.requests=[{request}]"), "lru", bundled_trace)
 
 
-# Contracts: C176
+# Contracts: C179
 def test_screening_and_runs_on_a_device_refuse_what_comes_over_links() -> None:
     closed = "workload.requests=[{input_length: 16, output_length: 8, hash_ids: [1, 2]}]"
     words = ("system=lru", "workload.block_tokens=8", "workload.kv_ram_gib=1", closed)

@@ -1,4 +1,4 @@
-"""What is found of prompts that begin alike, and which tier holds it (contracts C174 and C175)."""
+"""What is found of prompts that begin alike, and which tier holds it (contracts C177 and C178)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(batcher: Batcher, now: int = 0) -> list[tuple[int, int, int]]:
     return [(part.request.sequence, part.first, part.count) for part in parts]
 
 
-# Contracts: C174
+# Contracts: C177
 def test_a_prompt_begins_behind_what_it_finds_and_always_reads_a_row() -> None:
     """The page's example: prompts of 6, 5 and 4 tokens in blocks of 2."""
     requests = [
@@ -32,7 +32,7 @@ def test_a_prompt_begins_behind_what_it_finds_and_always_reads_a_row() -> None:
     assert batcher.next(0) is None
 
 
-# Contracts: C174
+# Contracts: C177
 def test_what_two_read_in_one_step_neither_finds_and_the_next_one_does() -> None:
     requests = [Request(n, 2, 2, arrival, (7, 8)) for n, arrival in enumerate((0, 0, 5))]
     batcher = Batcher(requests, "continuous", 3, tiers=Tiers(1, device=2))
@@ -40,7 +40,7 @@ def test_what_two_read_in_one_step_neither_finds_and_the_next_one_does() -> None
     assert read(batcher, 5) == [(2, 1, 1)]
 
 
-# Contracts: C174
+# Contracts: C177
 def test_a_prompt_in_chunks_is_held_when_its_last_row_is_read() -> None:
     """Request 1 joins at 5, when half of the prompt is read: nothing is held yet."""
     requests = [
@@ -66,7 +66,7 @@ def test_the_first_part_of_a_request_begins_it_whatever_was_found() -> None:
     assert [part.found.tokens for part in parts] == [0, 0, 2, 2]
 
 
-# Contracts: C175
+# Contracts: C178
 def test_the_page_s_tiers_hold_the_blocks_used_last() -> None:
     held = Prefixes(Tiers(1, device=2, ram=3))
     assert held.find((1, 2, 3), 3) == Found()
@@ -76,7 +76,7 @@ def test_the_page_s_tiers_hold_the_blocks_used_last() -> None:
     assert held.find((1, 2, 3, 5), 5) == Found(device=1, ram=1, again=1)
 
 
-# Contracts: C175
+# Contracts: C178
 @pytest.mark.parametrize("seed", range(20))
 def test_no_block_outlives_one_before_it_and_a_larger_tier_holds_what_a_smaller_one_does(
     seed: int,
@@ -96,7 +96,7 @@ def test_no_block_outlives_one_before_it_and_a_larger_tier_holds_what_a_smaller_
         assert set(smaller) <= set(larger)
 
 
-# Contracts: C174
+# Contracts: C177
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_is_read_once_or_found(seed: int) -> None:
     dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Files of requests in Mooncake's format (contract C174): what is read, and what is refused."""
+"""Files of requests in Mooncake's format (contract C177): what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written(folder: Path, *lines: object) -> str:
     return str(file)
 
 
-# Contracts: C174
+# Contracts: C177
 def test_a_line_gives_lengths_whole_blocks_and_an_arrival_in_ms(tmp_path: Path) -> None:
     file = written(tmp_path, line(), line(timestamp=1.5, input_length=4, hash_ids=[1, 2]))
     expected = (Told(5, 2, (1, 2), 0), Told(4, 2, (1, 2), 1_500_000))
