@@ -12,6 +12,9 @@ to the columns io_ms, compute_ms and load_ms. The rest of the log is then predic
 the trace on the new machine. Columns stall_ms and wall_ms are never fitted: they say how far off
 that is.
 
+With ``columns=strata`` the log is that of Strata's engine (`sim.answers.strata_log`). The constants
+are then the rates that the engine measured itself, and the file has its hits as comments.
+
 | key | meaning |
 |---|---|
 | base | the machine of ``conf/hardware`` that all else is taken from |
@@ -30,18 +33,16 @@ Where the project is installed without a checkout, the file is ``mine/hardware/N
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from sim.answers.engine_lanes import (
@@ -51,6 +52,8 @@ from sim.answers.engine_lanes import (
     lane_log,
     simulated_ms,
 )
+from sim.answers.engine_log import FEWEST_ROWS, UNITS, LinkFit, fit_link, read_log
+from sim.answers.strata_log import machine_text, read_report
 from sim.machine.hardware import Hardware
 from sim.machine.precision import PRECISIONS
 from sim.setup.configure import configure
@@ -61,30 +64,8 @@ from sim.values.units import GB, NS_PER_MS
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
-UNITS = {
-    "bytes": ("bytes", 1.0),
-    "mb": ("bytes", 1e6),
-    "mib": ("bytes", float(1 << 20)),
-    "loads": ("loads", 1.0),
-    "io_us": ("io", 1e-3),
-    "io_ms": ("io", 1.0),
-    "io_s": ("io", 1e3),
-    "compute_us": ("compute", 1e-3),
-    "compute_ms": ("compute", 1.0),
-    "compute_s": ("compute", 1e3),
-    "load_ms": ("load", 1.0),
-    "stall_ms": ("stall", 1.0),
-    "wall_ms": ("wall", 1.0),
-}
-"""The kinds of columns: the quantity, and one of its units in bytes, loads or milliseconds."""
-LARGEST_LOG_BYTES = 1 << 28
-FEWEST_ROWS = 8
-SAME_SIZE = 1e-3
-"""Loads whose mean size varies less than this from row to row count as loads of one size.
-
-Then the log cannot tell the cost of a load from the cost of its bytes.
-"""
-Floats = NDArray[np.float64]
+STRATA = "strata"
+OF_COLUMNS = ("link", "model", "context", "rows", "routes", "lanes", "copy_gb_per_s")
 
 
 @dataclass(frozen=True)
@@ -105,59 +86,13 @@ class Request:
     words: tuple[str, ...] = field(default=())
 
 
-@dataclass(frozen=True)
-class LinkFit:
-    """A link's constants in ``io = overhead_ms * loads + bytes / bytes_per_ms``.
-
-    ``error`` is the median relative error on the rows fitted, ``held_out_error`` that on the
-    others. ``told_apart`` is False where the log does not say how many loads there were, or where
-    all were of one size. The overhead is then the base machine's.
-    """
-
-    overhead_ms: float
-    bytes_per_ms: float
-    told_apart: bool
-    error: float
-    held_out_error: float
-
-    @property
-    def errors(self) -> str:
-        return f"median error {self.error:.1%}, held out {self.held_out_error:.1%}"
-
-    def io_ms(self, loads: Floats, moved: Floats) -> Floats:
-        return self.overhead_ms * loads + moved / self.bytes_per_ms
-
-
 def parse(arguments: Sequence[str]) -> Request:
     """The request on the command line; raise ValueError for the first word that is wrong."""
     said = read(verb_of("calibrate"), arguments)
     given = said.own
-    columns: dict[str, str] = {}
-    for pair in given["columns"].split(","):
-        kind, colon, column = pair.partition(":")
-        if kind not in UNITS or not colon or not column:
-            raise ValueError(
-                f"columns: {pair!r} must be KIND:COLUMN with a kind of {', '.join(UNITS)}"
-            )
-        if any(UNITS[kind][0] == UNITS[other][0] for other in columns):
-            raise ValueError(f"columns: {UNITS[kind][0]} is given twice")
-        columns[kind] = column
-    kinds = {UNITS[kind][0] for kind in columns}
-    if "routes" in given:
-        if lacks := {"io", "compute", "load"} - kinds:
-            raise ValueError(
-                f"columns lack {', '.join(sorted(lacks))}; lanes need io_ms, compute_ms and load_ms"
-            )
-        if "model" not in given:
-            raise ValueError("lanes need model=NAME, whose run the trace is")
-    elif not {"bytes", "io"} <= kinds:
-        raise ValueError(
-            f"columns tell {', '.join(sorted(kinds))}; a link needs bytes and io (io_ms:COLUMN)"
-        )
-    if ("compute" in kinds) != ("model" in given):
-        raise ValueError(
-            "compute times need model=NAME, whose work they are, and model=NAME a column of them"
-        )
+    columns = {} if given["columns"] == STRATA else _columns(given)
+    if not columns and (wrong := [f"{key}=" for key in OF_COLUMNS if key in given]):
+        raise ValueError(f"{wrong[0]} does not go with columns={STRATA}, whose log tells rates")
     if not re.fullmatch(r"[a-z0-9_]+", given["name"]):
         raise ValueError(f"name={given['name']!r} must be lower-case letters, digits and _")
     output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
@@ -184,87 +119,35 @@ def parse(arguments: Sequence[str]) -> Request:
     )
 
 
-def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
-    """The columns of the log, by quantity, in bytes, loads or ms.
-
-    Lines that begin with # are left out. Raise ValueError for a log that is too large or too short,
-    lacks a column, or has a value that is no number from 0.
-    """
-    if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
-        raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
-    with path.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-        names = reader.fieldnames or []
-        if absent := [column for column in columns.values() if column not in names]:
+def _columns(given: Mapping[str, str]) -> dict[str, str]:
+    """The columns that a command line names, by kind; raise ValueError for those that are wrong."""
+    columns: dict[str, str] = {}
+    for pair in given["columns"].split(","):
+        kind, colon, column = pair.partition(":")
+        if kind not in UNITS or not colon or not column:
             raise ValueError(
-                f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}"
+                f"columns: {pair!r} must be KIND:COLUMN with a kind of {', '.join(UNITS)}"
             )
-        found: dict[str, list[float]] = {kind: [] for kind in columns}
-        for number, row in enumerate(reader, start=1):
-            for kind, column in columns.items():
-                found[kind].append(_number(path, number, column, row[column]))
-    values = {UNITS[kind][0]: UNITS[kind][1] * np.array(column) for kind, column in found.items()}
-    values.setdefault("loads", np.zeros(len(values["io"])))
-    if len(values["io"]) < 2 * FEWEST_ROWS:
+        if any(UNITS[kind][0] == UNITS[other][0] for other in columns):
+            raise ValueError(f"columns: {UNITS[kind][0]} is given twice")
+        columns[kind] = column
+    kinds = {UNITS[kind][0] for kind in columns}
+    if "routes" in given:
+        if lacks := {"io", "compute", "load"} - kinds:
+            raise ValueError(
+                f"columns lack {', '.join(sorted(lacks))}; lanes need io_ms, compute_ms and load_ms"
+            )
+        if "model" not in given:
+            raise ValueError("lanes need model=NAME, whose run the trace is")
+    elif not {"bytes", "io"} <= kinds:
         raise ValueError(
-            f"{path.name} has {len(values['io'])} rows; at least {2 * FEWEST_ROWS} tell a fit from"
-            " chance"
+            f"columns tell {', '.join(sorted(kinds))}; a link needs bytes and io (io_ms:COLUMN)"
         )
-    return values
-
-
-def _number(path: Path, row: int, column: str, text: str | None) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value < float("inf"):
+    if ("compute" in kinds) != ("model" in given):
         raise ValueError(
-            f"{path.name} row {row}, column {column}: {text!r} must be a number from 0"
+            "compute times need model=NAME, whose work they are, and model=NAME a column of them"
         )
-    return value
-
-
-def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -> LinkFit:
-    """Fit the link by least squares of relative errors.
-
-    Of the first ``rows`` rows those that moved something count. Raise ValueError if they are too
-    few, or if more bytes do not take longer.
-    """
-    moving = (values["bytes"] > 0) & (values["io"] > 0)
-    fitted = moving & (np.arange(len(moving)) < rows)
-    if fitted.sum() < FEWEST_ROWS:
-        raise ValueError(
-            f"of the {rows} rows to fit only {fitted.sum()} moved something in some time; give more"
-            " rows"
-        )
-    loads, moved, io = (values[name][fitted] for name in ("loads", "bytes", "io"))
-    mean = moved / np.maximum(loads, 1)
-    told_apart = bool(loads.all() and np.ptp(mean) > SAME_SIZE * mean.mean())
-    if told_apart:
-        design = np.stack([loads, moved], axis=1) / io[:, None]
-        overhead, per_byte = np.linalg.lstsq(design, np.ones(len(io)), rcond=None)[0]
-        told_apart = bool(overhead >= 0)
-    if not told_apart:
-        overhead = base_overhead_ms
-        left = io - overhead * loads
-        per_byte = float((left / io) @ (moved / io) / ((moved / io) @ (moved / io)))
-    if per_byte <= 0:
-        raise ValueError(
-            f"more bytes do not take longer in this log ({per_byte:.3g} ms a byte at {overhead:.3g}"
-            " ms a load): its io column is no time of the link; give the time in which the link"
-            " was busy"
-        )
-    fit = LinkFit(float(overhead), float(1 / per_byte), told_apart, 0.0, 0.0)
-    off = np.abs(
-        fit.io_ms(values["loads"], values["bytes"]) / np.where(moving, values["io"], 1) - 1
-    )
-    held_out = moving & ~fitted
-    return replace(
-        fit,
-        error=float(np.median(off[fitted])),
-        held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"),
-    )
+    return columns
 
 
 def config_text(
@@ -355,6 +238,21 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
     return text, f"tokens after {rows}, median error (with its sign): {', '.join(told)}"
 
 
+def from_report(request: Request) -> tuple[str, str]:
+    """The text of the machine's file, and what a log of Strata's tells."""
+    report = read_report(request.log)
+    digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
+    text = machine_text(
+        report,
+        make_object(sections(request)["hardware"]),
+        request.base,
+        request.name,
+        f"{request.log.name} (sha256 {digest})",
+        f"{request.log.name}, {date.today().isoformat()}, by sim.calibrate",
+    )
+    return text, "; ".join(report.facts()) or "rates alone"
+
+
 def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
     """The text of the machine's file, the link's fit, and the memory efficiency (or None).
 
@@ -386,8 +284,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message on stderr, nothing written."""
     try:
         request = parse(arguments)
-        if request.trace is not None:
-            text, told = calibrate_lanes(request)
+        if request.trace is not None or not request.columns:
+            text, told = (calibrate_lanes if request.trace is not None else from_report)(request)
             request.output.parent.mkdir(parents=True, exist_ok=True)
             request.output.write_text(text, encoding="utf-8")
             print(f"{request.output}: {told}")

@@ -1,5 +1,7 @@
-"""``python -m sim.export model=NAME machine=NAME``: the flags with which llama.cpp serves a model
-fastest on a machine, as far as the simulator knows.
+"""``python -m sim.export model=NAME machine=NAME``: what other programs need of a simulated machine.
+
+By default it is the flags with which llama.cpp serves a model fastest, as far as the simulator
+knows. With ``to=dynamo`` it is a node's step times and requests, for a simulator of many nodes.
 
 Layers of experts on the CPU (``--n-cpu-moe``, ``-ot``) and a GPU cache of experts
 (``--moe-cache-mib``) are searched for one context; with ``gpus=N`` how layers are split (``-ts``),
@@ -11,8 +13,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shlex import join, quote
@@ -23,15 +26,19 @@ from sim.answers.ask_gates import asked
 from sim.answers.engine_flags import STATE_BITS, Flags
 from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
+from sim.answers.serving import profiled, requests_of, written
+from sim.answers.serving_words import points_of, replay_command, told_of
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
-from sim.study.trials import Trial, trial
+from sim.study.trials import Trial, prepared, trial
 from sim.verbs.table import verb_of
 from sim.verbs.words import Words, read
 
 WORKERS = 2
+DYNAMO, OF_DYNAMO = "dynamo", ("system", "batches")
+SYSTEM, BATCHES = "lru", "1,2,4"
 
 
 @telling("nothing was written")
@@ -43,6 +50,11 @@ def main(arguments: Sequence[str]) -> int:
         name = f"export_{words.own['model']}_{words.own['machine']}"
         place = folder_for(words.own, Path("outputs") / name)
         with own_folder(place, overwrite=words.own.get("overwrite") == "yes"):
+            if words.own.get("to") == DYNAMO:
+                _hand_over(words, place, console)
+                return 0
+            if mine := [f"{key}=" for key in OF_DYNAMO if key in words.own]:
+                raise ValueError(f"{mine[0]} is of to={DYNAMO}; leave it out, or add to={DYNAMO}")
             given, gates = _given(words)
             found = _search(words, given)
             text = sentence(found, words.own["model"], words.own["machine"], gates)
@@ -69,15 +81,49 @@ def _given(words: Words) -> tuple[list[str], str]:
     return [*common, *([] if has_precision else ["precision=q4_k_m"])], gates.told
 
 
+def _hand_over(words: Words, place: Path, console: Console) -> None:
+    """Write a node's step times and requests for ai-dynamo's replay, and tell how to run it."""
+    if others := [f"{key}=" for key in ("gpus", "kv") if key in words.own]:
+        raise ValueError(f"{others[0]} is of llama.cpp's flags; leave it out with to={DYNAMO}")
+    given, gates = _given(words)
+    given = [*given, f"system={words.own.get('system', SYSTEM)}"]
+    batches = [int(text) for text in words.own.get("batches", BATCHES).split(",")]
+    context = int(words.own.get("context", "4096"))
+    run = prepared([*given, "budget=fit"])
+    size = int(run.config["workload"].get("block_tokens", 512))
+    with _trying("simulating steps") as simulate:
+        found = profiled(given, batches, context, simulate)
+    written(place, found, requests_of(run, size))
+    text = told_of(found, words.own["model"], words.own["machine"], gates)
+    content = {
+        "answer": text,
+        "labels": found.labels.row(),
+        "points": list(map(asdict, found.points)),
+    }
+    (place / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    console.print(points_of(found))
+    console.print(text, soft_wrap=True, markup=False)
+    command = replay_command(size)
+    console.print(f"run there: {command}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
+
+
 def _search(words: Words, given: Sequence[str]) -> Search:
     kind = words.own.get("kv", "f16")
     base = Flags(int(words.own.get("context", "4096")), keys=kind, values=kind)
+    with _trying("trying flags") as simulate:
+        return exported(base, given, simulate, int(words.own.get("gpus", "1")))
+
+
+@contextmanager
+def _trying(what: str) -> Iterator[Callable[[Sequence[str]], Future[Trial]]]:
+    """Simulate trials in processes of their own, and show how many are done."""
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
         Shown(console=Console(stderr=True)) as bar,
     ):
-        task = bar.add_task("trying flags", total=None)
+        task = bar.add_task(what, total=None)
 
         def simulate(words: Sequence[str]) -> Future[Trial]:
             future = pool.submit(trial, tuple(words))
@@ -85,7 +131,7 @@ def _search(words: Words, given: Sequence[str]) -> Search:
             return future
 
         try:
-            return exported(base, given, simulate, int(words.own.get("gpus", "1")))
+            yield simulate
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

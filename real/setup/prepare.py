@@ -91,6 +91,11 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
     if cfg.input not in INPUTS:
         raise ValueError(f"unknown input={cfg.input}; allowed: {', '.join(INPUTS)}")
     maker_of(device)
+    if plain.get("workload", {}).get("requests"):
+        raise ValueError(
+            "workload.requests: no device of ours holds prefixes, or moves keys and values; moelab"
+            " run simulates them, or set workload.requests=null"
+        )
     if plain.get("hardware", {}).get("devices"):
         raise ValueError(
             "hardware.devices: a run is on one device; moelab run simulates several, or set"

@@ -42,7 +42,8 @@ class Names:
         run = self._run
         precision, site, unit = key // run.plane, key // run.units % run.sites, key % run.units
         if unit == run.experts:
-            return f"the dense block of {self.site(site)}"
+            requests = (run.config.get("workload") or {}).get("requests")
+            return f"the {'dense block' if requests is None else 'keys and values'} of {self.site(site)}"
         names = run.precision_names
         which = (
             f" {names.get(precision, f'at precision {precision}')}"

@@ -136,6 +136,11 @@ def _steps(run: RunFiles) -> Iterator[Rule | Left]:
         told = workload.get(f"draft_{name}", unset)
         yield Rule(f"contracts.draft_{name}", told, f"workload.draft_{name}")
     yield from _arrivals(run, workload)
+    if "prefixes" in run.summary:
+        told = workload.get("block_tokens")
+        yield Rule("contracts.prefixes.block_tokens", told, "workload.block_tokens")
+        why = "how many blocks a GiB holds follows from the model's keys and values"
+        yield from (Left(f"contracts.prefixes.{tier}", why) for tier in ("device", "ram", "disk"))
     cache = run.config["cache"]
     if "initial" in cache:
         yield Rule("contracts.initial_cache", cache["initial"], "cache.initial")
@@ -189,8 +194,8 @@ def _channels(run: RunFiles) -> Iterator[Rule | Left]:
 
 def _arrivals(run: RunFiles, workload: Mapping[str, Any]) -> Iterator[Rule | Left]:
     drawn, given = workload.get("arrivals_per_s"), workload.get("arrivals_s")
-    if given is not None:
-        yield Left("contracts.arrivals", "workload.arrivals_s may be the name of a file")
+    if given is not None or workload.get("requests") is not None:
+        yield Left("contracts.arrivals", "workload.arrivals_s and requests may name a file")
     elif drawn is None or run.sequences["arrival_ns"].max() == 0:
         yield Rule("contracts.arrivals", None, "every request is there from the start")
     else:

@@ -22,6 +22,7 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
     yield from _requests(run)
     yield from _rates(run)
     yield from _drafts(run)
+    yield from _prefixes(run)
     yield from _waiting(run)
 
 
@@ -119,6 +120,26 @@ def _drafts(run: RunFiles) -> Iterator[Rule]:
     yield Rule("drafts.tokens_per_step", given / len(rows), "new tokens / decoded rows")
 
 
+def _prefixes(run: RunFiles) -> Iterator[Rule | Left]:
+    """What was reused of prompts: what the tables and other keys tell of it."""
+    told = run.summary.get("prefixes")
+    if told is None:
+        return
+    given = int(run.sequences["prompt_tokens"].sum())
+    yield Rule("prefixes.prompt_tokens", given, "prompt_tokens of all sequences")
+    left = given - sum(told["reused"].values())
+    yield Rule("prefixes.read_tokens", left, "prompt tokens that were not reused")
+    why = "which blocks each tier held is in no file"
+    yield from (Left(f"prefixes.{key}", why) for key in ("reused", "read_again"))
+    begun = run.transfers.filter((pl.col("class") == "dense") & (pl.col("hop") == 0))
+    last = run.links[-1] if len(run.links) > 1 else None
+    disk = int(begun.filter(pl.col("link") == (last or ""))["moved_bytes"].sum())
+    ram = int(begun["moved_bytes"].sum()) - disk
+    yield Rule("prefixes.moved_bytes.disk", disk, "bytes of class dense that begin at the drive")
+    yield Rule("prefixes.moved_bytes.ram", ram, "bytes of class dense that begin at RAM")
+    yield Rule("prefixes.waits_s", run.summary["stall_s"]["dense"], "stall_s.dense")
+
+
 def between_steps_ns(run: RunFiles) -> int:
     """The time between steps, and from the first arrival to the first step.
 
@@ -128,14 +149,14 @@ def between_steps_ns(run: RunFiles) -> int:
     wake_us = (run.config["hardware"].get("host") or {}).get("wake_us", 0)
     points = wake_us if isinstance(wake_us, list) else [[0, wake_us]]
     waits, wakes = ([round(1000 * float(point[place])) for point in points] for place in (0, 1))
-    gaps = [
-        start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True)
-    ]
-    # A wait and what waking from it takes fill the gap; the longer the wait, the longer both.
-    return sum(
+    gaps = [start - end for start, end in zip(starts, [0, *ends[:-1]], strict=True)]
+    # A wait and what waking from it takes fill the gap; the longer the wait, the longer both. The
+    # first wait begins before the first arrival: what waking takes depends on all of it.
+    waited = sum(
         bisect_left(range(gap), gap, key=lambda wait: wait + int(np.interp(wait, waits, wakes)))
         for gap in gaps
     )
+    return waited - run.first_arrival_ns
 
 
 def _waiting(run: RunFiles) -> Iterator[Rule | Left]:
@@ -176,7 +197,7 @@ def _impossible(run: RunFiles) -> dict[str, str]:
         "late_prefetch": ("prefetch" not in kinds, "no prefetch was started"),
         "behind_prefetch": ("prefetch" not in kinds, "no prefetch was started"),
         "storage": (len(run.links) == 1, "there is one link"),
-        "dense": (not config["loader"].get("dense_slots"), "no dense block is streamed"),
+        "dense": ("dense" not in kinds, "dense work needs nothing that comes over a link"),
         "cpu_join": (
             "cpu" not in set(run.lookups["outcome"]) and devices.get("split") != "owners",
             "neither the CPU nor another device computed beside home",
@@ -191,7 +212,12 @@ def _impossible(run: RunFiles) -> dict[str, str]:
 
 
 def _numbers(section: Mapping[str, object]) -> Iterator[float]:
-    yield from (value for value in section.values() if isinstance(value, int | float))
+    """The numbers of a section, and of a table of waits what waking takes."""
+    for value in section.values():
+        if isinstance(value, list):
+            yield from (wake for _, wake in value)
+        elif isinstance(value, int | float):
+            yield value
 
 
 def _decides_slowly(run: RunFiles) -> bool:

@@ -186,7 +186,7 @@ class Claims:
     def _claim(self, transfer: Transfer, link: int) -> bool:
         """Claim the slot that a hop on a link moves into; False if there is none to be had."""
         if link >= self._ends:
-            if link != self._ram_link:
+            if link != self._ram_link or transfer.dense:
                 return True
             assert self.ram is not None
             return self.ram.take_in(transfer.key, transfer.is_needed, self.calls)
@@ -214,7 +214,7 @@ class Claims:
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:
-        if link < self._ends:
+        if link < self._ends or transfer.dense:
             return transfer.claimed
         assert self.ram is not None
         return self.ram.state[transfer.key] == IN_FLIGHT
@@ -223,7 +223,10 @@ class Claims:
         """Whether ``_claim`` would succeed now for a transfer that is a demand or urgent."""
         if link >= self._ends:
             return (
-                link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
+                link != self._ram_link
+                or self.ram is None
+                or transfer.dense
+                or self.ram.could_take_in(transfer.key)
             )
         if transfer.claimed:
             return True

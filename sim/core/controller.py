@@ -66,7 +66,8 @@ class Controller(Lookups):
     the route has one. ``predicts_later``: forecasts take effect at ``prediction_ready``, not at
     their gate. ``dense_bytes``: the bytes of each site's dense block, where dense blocks are
     streamed. ``spare_bytes``: by step, what keys and values leave the pools beside their plan (contract
-    C174); None: nothing.
+    C174); None: nothing. ``kv_bytes``: the bytes of a token's keys and values at each site, where
+    these come from other tiers.
 
     Raise ValueError, or CapacityError, for policies, switches and sizes that cannot work together.
     """
@@ -103,6 +104,7 @@ class Controller(Lookups):
         predicts_later: bool = False,
         dense_bytes: Sequence[int] = (),
         spare_bytes: Callable[[int], int] | None = None,
+        kv_bytes: Sequence[int] = (),
     ) -> None:
         shrinks = spare_bytes is not None
         super().__init__(
@@ -117,8 +119,19 @@ class Controller(Lookups):
             ram_cache,
             predicts_later,
             dense_bytes,
-            how_simple(geometry, selector, placement, loader, route, predicts_later, shrinks),
+            how_simple(
+                geometry,
+                selector,
+                placement,
+                loader,
+                route,
+                predicts_later,
+                shrinks=shrinks,
+                brings=bool(kv_bytes),
+            ),
         )
+        if kv_bytes:
+            self.kv_bytes = kv_bytes
         self._is_one_variant = self.simple.one_variant
         self._learns, self._forecasts = predictor.learns, not predictor.silent
         if selector.reroutes and not payload.whole:

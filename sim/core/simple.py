@@ -44,7 +44,7 @@ not.) So the policies hear the same calls in the same order.
 - Several links (a managed RAM tier needs two): it is queued again after each hop.
 - Chunks: it may be cut, and wait again.
 - Staging slots: it may land outside the pools.
-- Streamed dense blocks: they are transfers without a claim.
+- Streamed dense blocks, and keys and values from other tiers: they are transfers without a claim.
 
 In what remains nothing that has started waits, so that no waiting transfer is urgent or holds a
 claim. A transfer that ends has arrived in its pool. Only the one link can have anything to issue.
@@ -81,9 +81,11 @@ def how_simple(
     loader: Loader,
     route: Route,
     predicts_later: bool,
+    *,
     shrinks: bool = False,
+    brings: bool = False,
 ) -> Simple:
-    """Which short ways this run may take."""
+    """Which short ways this run may take. ``brings``: keys and values come over its links."""
     stages, streams = loader.staging_slots > 0, loader.dense_slots > 0
     one_variant = len(geometry.precisions) == 1 and selector.constant == 0
     needs = (
@@ -93,5 +95,5 @@ def how_simple(
     )
     strict = loader.retention == "strict" and not shrinks
     variants = needs and strict and not (stages or selector.reroutes)
-    moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams)
+    moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams or brings)
     return Simple(one_variant, needs, variants, variants and one_variant, moves)

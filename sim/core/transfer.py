@@ -1,4 +1,6 @@
-"""A transfer: one variant, or one site's dense block, on its way to the device."""
+"""A transfer on its way to the device: one variant, or what a site's dense work needs, which is its
+dense block, or keys and values.
+"""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ class Transfers(Claims):
         "issued",
         "queues",
     )
+    kv_bytes: Sequence[int] = ()
+    """The bytes of a token's keys and values at each site, where these come from other tiers."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Transfers(Claims):
         """The bytes that a transfer's hop on a link moves: up to RAM at least the whole variant,
         from there on ``moved_bytes``.
         """
-        whole = self.ram is not None and link >= self._ram_link
+        whole = self.ram is not None and link >= self._ram_link and not transfer.dense
         return (
             max(self._key_bytes[transfer.key], transfer.moved_bytes)
             if whole
@@ -124,6 +126,22 @@ class Transfers(Claims):
         return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
 
     # ---- calls of the driver
+
+    def bring(self, link: int, tokens: int) -> None:
+        """Queue keys and values of so many tokens on a link, a transfer for each site, in order.
+
+        They go to no slot, so that each has its claim from the start (contract C178).
+        """
+        self.calls += 1
+        g = self.geometry
+        for site, size in enumerate(self.kv_bytes):
+            key = g.key(0, site, g.experts)
+            transfer = self._transfer_of[key] = Transfer(
+                key, False, size * tokens, self.calls, link
+            )
+            transfer.dense = transfer.claimed = True
+            self.state[key] = QUEUED
+            self._demands[link].append(transfer)
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
         """A hop has ended: the key that has arrived on the device (-1: none), and the next
@@ -406,7 +424,7 @@ class Transfers(Claims):
 
     def _end_hop(self, link: int, transfer: Transfer) -> None:
         """A hop on a link other than link 0 has ended."""
-        if link == self._ram_link:
+        if link == self._ram_link and not transfer.dense:
             assert self.ram is not None
             self.ram.arrive(transfer.key, PREFETCH if transfer.prefetch else DEMAND)
         if transfer.link == link:

@@ -64,7 +64,7 @@ class ContendedEngine(Engine):
         self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, done)
 
     def _begin_site(self) -> None:
-        if not self._streams_dense or self._block_is_there():
+        if not self._awaits_blocks or self._has_blocks():
             self._work(self._lead_ns - self._sync_ns, NEED_DONE, self._on_dense_end)
 
     def _on_dense_end(self, alarm: Alarm) -> None:

@@ -16,7 +16,7 @@ from sim.engine.stream import Line, Stream
 from sim.machine.durations import Durations
 from sim.values.packing import COUNT32, INT8, INT32, INT64, Packing, narrow, packed_column
 from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
-from sim.values.types import Step
+from sim.values.types import Found, Step
 from sim.workload.steps import Workload
 
 PACKED_STEPS = 256
@@ -44,12 +44,16 @@ class Engine(Stream):
     """
 
     __slots__ = (
+        "_awaited_site",
+        "_awaits_blocks",
         "_cuttable",
         "_end_ns",
         "_gate_alarm",
         "_is_one_variant",
         "_is_simple_gate",
         "_is_simple_step",
+        "_kv_links",
+        "_lacking",
         "_lead_ns",
         "_links",
         "_only_link",
@@ -111,10 +115,13 @@ class Engine(Stream):
         self._end_alarm = Alarm(self.env, self._on_step_end)
         geometry, ahead = self.controller.geometry, self.controller.loader.dense_slots
         self._streams_dense = ahead > 0
-        # Where dense blocks are streamed: the keys of those that are there, and of the one that the
-        # stream waits for (-1: none).
-        self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
-        self._awaited_block = -1
+        # Where a site's dense work needs a dense block, or keys and values, over a link: by site how
+        # many of these have not come, and the site that the stream waits at (-1: none).
+        self._awaits_blocks = self._streams_dense or bool(self.controller.kv_bytes)
+        self._lacking = [int(0 < ahead <= site) for site in range(geometry.sites)]
+        self._awaited_site = -1
+        route = self.controller.route
+        self._kv_links = route.out_of_ram, route.links - 1
         self._step: Step | None = None
 
     def keep_packed(self) -> None:
@@ -204,24 +211,34 @@ class Engine(Stream):
             self.controller.begin_sequence(sequence)
             self.other_calls.append(now)
             self.settle(now)
+        brings = step.found is not None and self._bring(step.found, now)
         self._gate.open(step)
-        self._is_simple_step = self._is_simple_gate = self._is_simple and step.rows == 1
+        self._is_simple_step = self._is_simple and step.rows == 1 and not brings
+        self._is_simple_gate = self._is_simple_step
         dense_ns = self.durations.dense_ns(step)
         self._walk = iter([(site, dense_ns[site] + self._sync_ns) for site in step.sites])
         self._site, self._lead_ns = next(self._walk)
         self._begin_site()
 
+    def _bring(self, found: Found, now: int) -> bool:
+        """Let keys and values come that are found in RAM or on disk: whether there are any."""
+        for link, tokens in zip(self._kv_links, (found.ram, found.disk), strict=True):
+            if tokens:
+                self._lacking = [count + 1 for count in self._lacking]
+                self.controller.bring(link, tokens)
+                self.other_calls.append(now)
+                self.settle(now)
+        return found.ram + found.disk > 0
+
     def _begin_site(self) -> None:
-        """Begin the dense work before a gate, once the site's dense block is there."""
-        if not self._streams_dense or self._block_is_there():
+        """Begin the dense work before a gate, once what the site needs for it is there."""
+        if not self._awaits_blocks or self._has_blocks():
             self._gate_alarm.set(self._free_ns + self._lead_ns, GATE)
 
-    def _block_is_there(self) -> bool:
-        geometry = self.controller.geometry
-        key = geometry.key(0, self._site, geometry.experts)
-        if key in self._blocks:
+    def _has_blocks(self) -> bool:
+        if not self._lacking[self._site]:
             return True
-        self._awaited_block = key
+        self._awaited_site = self._site
         return False
 
     def _pass_on(self, free_ns: int, now: int) -> None:
@@ -360,8 +377,7 @@ class Engine(Stream):
         if issue_ns:
             self._idle(now + issue_ns, HOST_TIME)
         if self._streams_dense:
-            geometry = self.controller.geometry
-            self._blocks.remove(geometry.key(0, self._site, geometry.experts))
+            self._lacking[self._site] = 1
         if self.controller.predicts_later:
             tick = self._gate.tick
             alarm = Alarm(self.env, lambda alarm: self._on_prediction(tick, alarm.at_ns))
@@ -376,10 +392,10 @@ class Engine(Stream):
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """Transfer ``number`` has brought a key to the device. A need may wait for it, or the
-        stream for a dense block.
+        stream for a dense block, or for keys and values.
         """
         if key not in self.awaited:
-            if self._streams_dense and self.controller.issued[number].dense:
+            if self._awaits_blocks and key >= 0 and self.controller.issued[number].dense:
                 self._take_block(key, number, now)
             return
         row = self.awaited.pop(key)
@@ -407,9 +423,10 @@ class Engine(Stream):
         return self
 
     def _take_block(self, key: int, number: int, now: int) -> None:
-        """A dense block has arrived, for which the stream may wait."""
-        self._blocks.add(key)
-        if key == self._awaited_block:
-            self._awaited_block = -1
+        """What a site's dense work needs has arrived. The stream may wait for it."""
+        site = self.controller.geometry.site_of(key)
+        self._lacking[site] -= 1
+        if site == self._awaited_site and not self._lacking[site]:
+            self._awaited_site = -1
             self._wake(now, number)
             self._begin_site()

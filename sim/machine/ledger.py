@@ -13,13 +13,16 @@ from sim.values.units import GIB, gib
 class StepLimits(Protocol):
     """The most that the steps of a run need (`sim.workload.steps.Limits`).
 
-    ``tokens`` are those of all sequences that run at once, ``rows`` those of one step.
+    ``tokens`` are those of all sequences that run at once, ``rows`` those of one step,
+    ``kept_tokens`` those that are held to be reused.
     """
 
     @property
     def tokens(self) -> int: ...
     @property
     def rows(self) -> int: ...
+    @property
+    def kept_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Ledger:
     - ``parts_bytes``: what of every expert stays on the device whatever the slots hold (FloE's up
       projections).
     - ``draft_bytes``: the layers that draft tokens, with all their experts.
+    - ``prefix_bytes``: keys and values that are held to be reused.
     """
 
     dense_bytes: int
@@ -43,6 +47,7 @@ class Ledger:
     reserved_bytes: int
     parts_bytes: int
     draft_bytes: int
+    prefix_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -79,6 +84,7 @@ def make_ledger(
         reserved_bytes=gib(hardware.reserved_gib),
         parts_bytes=parts_bytes,
         draft_bytes=draft_bytes,
+        prefix_bytes=limits.kept_tokens * model.kv_bytes_per_token,
     )
 
 

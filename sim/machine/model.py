@@ -362,8 +362,11 @@ class Model:
         An encoder's layers cache nothing. A prompt's tokens are cached by the decoder's
         cross-attention.
         """
-        layers = sum(self.layers_at(site) for site in range(self.encoder_sites, self.sites))
-        return layers * self.layer_kv_bytes
+        return sum(map(self.site_kv_bytes, range(self.sites)))
+
+    def site_kv_bytes(self, site: int) -> int:
+        """The cached bytes of one token over a site's layers."""
+        return 0 if self.is_encoder(site) else self.layers_at(site) * self.layer_kv_bytes
 
     def check_trace(self, shape: ModelShape, trace_name: str, null_experts: int = 0) -> None:
         """Raise ValueError unless a trace's gates are this model's, or a declared transplant.

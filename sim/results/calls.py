@@ -33,6 +33,7 @@ KINDS = (
     "head_done",
     "chunk_done",
     "poll",
+    "bring",
 )
 DECIDED = {
     Event.QUEUE_PREFETCH: "queued",
@@ -52,8 +53,8 @@ class Call:
     - ``number``: the calls so far in the run, this one included.
     - ``kind``: the name of the method (`KINDS`).
     - ``argument``: the sequence, the gate's tick, the key computed, the tick of the prediction, the
-      number of the transfer, or the link polled.
-    - ``link``: that of the transfer. ``moved_bytes``: those of the service that was cut.
+      number of the transfer, the link polled, or the tokens brought.
+    - ``link``: that of the transfer, or of the tokens. ``moved_bytes``: those of the service that was cut.
 
     What was answered:
 
@@ -181,6 +182,10 @@ class RecordedController:
     def prediction_ready(self, tick: int) -> None:
         self._controller.prediction_ready(tick)
         self._write("prediction_ready", tick)
+
+    def bring(self, link: int, tokens: int) -> None:
+        self._controller.bring(link, tokens)
+        self._write("bring", tokens, link=link)
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
         arrived, following = self._controller.transfer_done(link, transfer)
@@ -373,6 +378,8 @@ class _Replay:
                 )
             self._predicting.remove(call.argument)
             controller.prediction_ready(call.argument)
+        elif call.kind == "bring":
+            controller.bring(call.link, call.argument)
         elif call.kind == "begin_sequence":
             controller.begin_sequence(call.argument)
         else:

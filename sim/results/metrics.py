@@ -23,6 +23,7 @@ from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found,
 from sim.results.intervals import ratio_intervals, share_interval
 from sim.results.labels import labels_of
 from sim.results.latency import Floats, prefill_time, request_times
+from sim.results.prefixes import prefixes_section, tiers_told
 from sim.results.run import Run
 from sim.traces.trace import Header, trace_sha256
 from sim.values.types import Event, Geometry, PrefetchOutcome
@@ -73,6 +74,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "load_s": seconds(_load_ns(run)),
         **request_times(frames),
         "drafts": _drafts(frames),
+        **prefixes_section(run, stalls["dense"]),
         "compute_busy_s": seconds(busy),
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
         "slowed_s": _slowed(run, frames),
@@ -361,6 +363,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
         **{name: told.get(name, unset) for name, unset in UNSAID.items()},
+        **tiers_told(run),
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",
         "initial_cache": controller.cache.initial,
@@ -375,6 +378,8 @@ def _contracts(run: Run) -> dict[str, Any]:
 
 def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
     """How arrivals were made: drawn at a rate, or given."""
+    if (requests := told.get("requests")) is not None:
+        return {"requests": requests if isinstance(requests, str) else len(requests)}
     if told["arrivals_per_s"] is None:
         return {"given_s": told["arrivals_s"]}
     return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}

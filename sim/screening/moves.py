@@ -111,6 +111,13 @@ def require_screenable(controller: Controller, is_timed: bool = False) -> None:
             ),
         ),
         (
+            bool(controller.kv_bytes),
+            (
+                "workload.kv_ram_gib and kv_disk_gib: keys and values move beside experts; set them"
+                " to 0"
+            ),
+        ),
+        (
             loader.replay_unit == "access",
             (
                 "loader.replay_unit=access admits a need when the one before is computed; "

@@ -29,7 +29,7 @@ from sim.results.run import Run
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
-from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
+from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings, moves_kv
 from sim.setup.run_memory import check_run_memory
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import ROOT
@@ -274,6 +274,8 @@ def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
         max_sequences=choice.max_sequences,
         lengths=steps.lengths,
         speculation=steps.speculation,
+        blocks=tuple(one.blocks for one in steps.told),
+        tiers=steps.tiers(parts.model.kv_bytes_per_token),
     )
     if is_timed(steps.arrivals_per_s, steps.arrivals_ns):
         return make()
@@ -329,6 +331,7 @@ def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = N
         and not predictor.silent,
         dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
         spare_bytes=kv_room.spare_bytes if kv_room else None,
+        kv_bytes=tuple(map(model.site_kv_bytes, range(model.sites))) if moves_kv(parts) else (),
     )
 
 

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sim.values.units import require_number
+from sim.values.units import gib, require_number
 from sim.workload.batching import given_arrivals
 from sim.workload.kv_room import ALLOCATIONS, ONCE
 from sim.workload.lengths import Lengths
+from sim.workload.prefixes import Tiers
+from sim.workload.requests import Told, read_requests
 from sim.workload.speculation import Speculation
+
+TIERS = ("device", "ram", "disk")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class WorkloadChoice:
     The fields are arguments of `sim.workload.steps.Workload`, `sim.workload.lengths.Lengths` and
     `sim.workload.speculation.Speculation`, which explain them. ``kv_allocation``: whether keys and
     values have their memory from the start (``once``), or slots shrink as they grow. ``arrivals_s``: seconds, in a list
-    or a file of that name. ``source``: where the figures come from, "" if nowhere.
+    or a file of that name. ``requests``: a list or a file (`sim.workload.requests`). ``source``: where the
+    figures come from, "" if nowhere.
     """
 
     batching: str
@@ -66,6 +71,11 @@ class WorkloadChoice:
     draft_accepted: float | Sequence[float] = 1.0
     draft_seed: int = 0
     draft_layers: int = 0
+    requests: str | Sequence[object] | None = None
+    block_tokens: int = 512
+    kv_device_gib: float = 0.0
+    kv_ram_gib: float = 0.0
+    kv_disk_gib: float = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -74,13 +84,71 @@ class WorkloadChoice:
                 f"unknown workload.kv_allocation={self.kv_allocation}; allowed:"
                 f" {', '.join(ALLOCATIONS)}"
             )
-        # A file of arrivals is read here, so that its errors come before the trace is read.
-        _ = self.arrivals_ns
+        # Files are read here, so that their errors come before the trace is read.
         _ = self.speculation
+        require_number("workload.block_tokens", self.block_tokens, minimum=1, whole=True)
+        for tier in TIERS:
+            require_number(f"workload.kv_{tier}_gib", self._gib(tier))
+        if not isinstance(self.requests, str | Sequence | None):
+            raise ValueError(f"workload.requests={self.requests!r} must be a file, or a list")
+        self._check_requests()
+        _ = self.arrivals_ns
+
+    def _gib(self, tier: str) -> float:
+        size: float = getattr(self, f"kv_{tier}_gib")
+        return size
+
+    def _check_requests(self) -> None:
+        """Raise ValueError for what does not go with a file of requests, or not without one."""
+        tiers = [f"workload.kv_{tier}_gib={self._gib(tier):g}" for tier in TIERS if self._gib(tier)]
+        if self.requests is None:
+            if tiers:
+                raise ValueError(
+                    f"{', '.join(tiers)}: which prompts begin alike is told by workload.requests;"
+                    f" name a file, or set {tiers[0].partition('=')[0]}=0"
+                )
+            return
+        if self.kv_allocation != ONCE:
+            raise ValueError(
+                f"workload.kv_allocation={self.kv_allocation} does not go with workload.requests:"
+                " how kept blocks and slots share what grows is not modelled; set it to once"
+            )
+        others = (
+            "prompt_tokens",
+            "decode_tokens",
+            "context_tokens",
+            "arrivals_per_s",
+            "arrivals_s",
+        )
+        given = [name for name in others if getattr(self, name) is not None]
+        given += ["short_sequences"] if self.short_sequences != "refuse" else []
+        if given:
+            raise ValueError(
+                f"workload.{given[0]} does not go with workload.requests, whose lines have every"
+                " request's lengths and arrival; leave out one of them"
+            )
+        _ = self.told
+
+    @cached_property
+    def told(self) -> tuple[Told, ...]:
+        """The lines of ``requests``."""
+        if self.requests is None:
+            return ()
+        return read_requests(self.requests, self.block_tokens)
+
+    def tiers(self, token_bytes: int) -> Tiers | None:
+        """Where keys and values of ``token_bytes`` a token wait; None without ``requests``."""
+        if self.requests is None:
+            return None
+        block = self.block_tokens * token_bytes
+        return Tiers(self.block_tokens, *(gib(self._gib(tier)) // block for tier in TIERS))
 
     @cached_property
     def arrivals_ns(self) -> tuple[int, ...] | None:
-        """The arrivals of ``arrivals_s`` in ns; None where it is None."""
+        """The arrivals of ``arrivals_s`` or ``requests`` in ns; None where there are none."""
+        times = tuple(one.arrival_ns for one in self.told if one.arrival_ns is not None)
+        if times:
+            return times
         return None if self.arrivals_s is None else given_arrivals(self.arrivals_s)
 
     @cached_property
@@ -96,5 +164,9 @@ class WorkloadChoice:
     @property
     def lengths(self) -> Lengths:
         return Lengths(
-            self.prompt_tokens, self.decode_tokens, self.short_sequences, self.context_tokens
+            self.prompt_tokens,
+            self.decode_tokens,
+            self.short_sequences,
+            self.context_tokens,
+            tuple((one.prompt_tokens, one.decode_tokens) for one in self.told),
         )

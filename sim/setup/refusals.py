@@ -100,6 +100,43 @@ def _check_unpacking(parts: Parts) -> None:
         )
 
 
+def moves_kv(parts: Parts) -> bool:
+    """Whether keys and values may come from RAM or from disk."""
+    tiers = parts.workload.tiers(parts.model.kv_bytes_per_token)
+    return tiers is not None and tiers.moves
+
+
+def _check_kv(parts: Parts) -> None:
+    """Raise ValueError for what does not go with held prefixes, or with keys and values that come
+    over links (contract C179).
+    """
+    asked, hardware, loader = parts.workload, parts.hardware, parts.loader
+    if asked.requests is not None and hardware.devices is not None:
+        raise ValueError(
+            "workload.requests does not go with hardware.devices: on which device a prefix is held"
+            " is not modelled; set hardware.devices=null"
+        )
+    if asked.kv_disk_gib and len(hardware.links) == 1:
+        raise ValueError(
+            f"workload.kv_disk_gib={asked.kv_disk_gib:g}: machine {hardware.name} has no link from a"
+            " drive to RAM; choose one that has, such as machine=rtx4090_nvme, or set"
+            " workload.kv_disk_gib=0"
+        )
+    if not moves_kv(parts):
+        return
+    refused = {
+        f"loader.dense_slots={loader.dense_slots}": loader.dense_slots > 0,
+        f"payload={type(parts.payload).__name__}": not parts.payload.whole,
+        "hardware.links.*.unpack": any(link.unpack is not None for link in hardware.links),
+        "hardware.links.*.page_cache": any(link.page_cache is not None for link in hardware.links),
+    }
+    if wrong := [what for what, is_so in refused.items() if is_so]:
+        raise ValueError(
+            "workload.kv_ram_gib and workload.kv_disk_gib do not go with"
+            f" {', '.join(wrong)}: what they move is told from experts by its bytes; set both to 0"
+        )
+
+
 def _check_lanes(parts: Parts) -> None:
     """Raise ValueError for what does not go with reads or kernels by projection, or with engines
     that have a pace of their own.
@@ -202,6 +239,7 @@ def check_parts(parts: Parts, workload: Workload) -> None:
         )
     _check_unpacking(parts)
     _check_lanes(parts)
+    _check_kv(parts)
     encoders = parts.model.encoder_sites, workload.trace.header.encoder_sites
     if encoders[0] != encoders[1]:
         raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 SKIP = -1
 """A selector's answer for an expert that is not served at all."""
@@ -215,6 +216,22 @@ class PoolPlan:
     initial: tuple[int, ...]
 
 
+class Found(NamedTuple):
+    """Tokens of prompts whose keys and values are held, by tier, and those that are read ``again``:
+    an earlier request has read them, but nothing holds them.
+    """
+
+    device: int = 0
+    ram: int = 0
+    disk: int = 0
+    again: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many need not be read."""
+        return self.device + self.ram + self.disk
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward call: token-rows ``start .. stop`` of the workload.
@@ -226,7 +243,8 @@ class Step:
 
     Where tokens are drafted (contract C151), ``drafts`` is the most that the step checks for one
     sequence, and ``kept`` has the number of rows that each of its sequences goes on after. It is
-    empty where that is all rows.
+    empty where that is all rows. ``found``: what the sequences that begin need not read (contract
+    C177); None where nothing is reused.
     """
 
     index: int
@@ -240,6 +258,7 @@ class Step:
     sites: tuple[int, ...] = ()
     drafts: int = 0
     kept: tuple[int, ...] = ()
+    found: Found | None = None
 
     @property
     def rows(self) -> int:
@@ -292,6 +311,11 @@ class Route:
     @property
     def links(self) -> int:
         return len(self.engines)
+
+    @property
+    def out_of_ram(self) -> int:
+        """The link on which what rests in RAM begins."""
+        return 0 if self.ram_link is None else self.ram_link - 1
 
     @property
     def ends(self) -> int:

@@ -69,11 +69,16 @@ VERBS = (
         "export",
         ASK,
         "sim.export",
-        "Find the flags with which llama.cpp serves a model fastest on a machine.",
+        "Find the flags with which llama.cpp serves a model fastest, or tell a simulator of many nodes.",
         (
             Option("model", "whose experts", Kind.NAME, "", ("model",), is_needed=True),
             Option("machine", "on what", Kind.NAME, "", ("hardware",), is_needed=True),
-            Option("context", "-c (tokens)", Kind.WHOLE, "4096", least=1),
+            Option("to", "whose files", Kind.ONE, "llama_cpp", ("llama_cpp", "dynamo")),
+            Option("context", "-c, or the longest (tokens)", Kind.WHOLE, "4096", least=1),
+            Option("system", "of to=dynamo: which one serves", Kind.NAME, "lru", ("system",)),
+            Option(
+                "batches", "of to=dynamo: sequences at once, with commas", Kind.NUMBERS, "1,2,4"
+            ),
             Option("kv", "-ctk and -ctv", Kind.ONE, "f16", KV),
             Option(
                 "gpus", "how many of the machine's GPU; -ts splits layers", Kind.WHOLE, "1", least=1
@@ -85,12 +90,12 @@ VERBS = (
         (
             "export model=qwen3_30b_a3b machine=rtx3060_pcie4 context=8192",
             "export model=tiny_gates_half_mixtral machine=rtx4090_pcie4 trace.max_sequences=2",
-            "export model=mixtral_8x7b machine=rtx3090_pcie4 context=16384 kv=q8_0",
+            "export to=dynamo model=tiny_gates_half_mixtral machine=rtx4090_pcie4 trace.max_sequences=4",
         ),
         "docs/export.md",
         config="config",
-        refused=("system", "hardware", "devices", "cache", "loader", "placement", "budget."),
-        taken=("model",),
+        refused=("hardware", "devices", "cache", "loader", "placement", "budget."),
+        taken=("model", "system"),
     ),
     Verb(
         "run",

@@ -59,8 +59,14 @@ VERBS = (
         "sim.calibrate",
         "Fit a machine's constants to an engine's own log (real calibrate measures this machine).",
         (
-            Option("log", "a csv file, one line a token", Kind.PLACE, is_needed=True),
-            Option("columns", "KIND:COLUMN with commas; bytes and io_ms at least", is_needed=True),
+            Option(
+                "log", "a csv file, one line a token; or Strata's log", Kind.PLACE, is_needed=True
+            ),
+            Option(
+                "columns",
+                "KIND:COLUMN with commas; bytes and io_ms at least; or strata",
+                is_needed=True,
+            ),
             Option(
                 "base",
                 "the machine that all else is taken from",

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from sim.values.types import Found
 from sim.values.units import NS_PER_S, require_number
+from sim.workload.prefixes import Prefixes, Tiers
 from sim.workload.speculation import NO_DRAFTS, Speculation
 
 COMPOSED = ("static", "continuous")
@@ -24,7 +26,9 @@ LATEST_S = 4e6
 
 A summary gives times in seconds, as floats, which tell whole ns apart up to 2^52 ns, or 52 days.
 """
-NO_ARRIVALS = "set workload.arrivals_per_s=null and workload.arrivals_s=null"
+NO_ARRIVALS = (
+    "set workload.arrivals_per_s=null and workload.arrivals_s=null (requests: leave out timestamps)"
+)
 """What messages advise where something does not go with arrivals."""
 FROM_FIRST = "count seconds from the first request (subtract the first time of a log)"
 
@@ -35,12 +39,14 @@ class Request:
     token that the sequence gets.
 
     One of the two may be 0, but not both. ``arrival_ns`` counts from the start of the run.
+    ``blocks``: the ids of the prompt's whole blocks (`sim.workload.prefixes`).
     """
 
     sequence: int
     prompt_rows: int
     decode_rows: int
     arrival_ns: int = 0
+    blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.prompt_rows, self.decode_rows, self.arrival_ns) < 0 or not self.rows:
@@ -53,13 +59,16 @@ class Request:
         return self.prompt_rows + self.decode_rows
 
 
+NOTHING_FOUND = Found()
+
+
 @dataclass(frozen=True)
 class Part:
     """A request's part in a step: its rows ``first .. first + count``.
 
     Rows are counted from the request's first prompt row. With ``decode`` the part is one decoded
     row and the drafts after it, else it is rows of the prompt. The request goes on after the first
-    ``kept`` rows: a draft that was wrong is read again.
+    ``kept`` rows: a draft that was wrong is read again. ``found`` is what the request need not read.
     """
 
     request: Request
@@ -67,10 +76,11 @@ class Part:
     count: int
     decode: bool
     kept: int
+    found: Found = NOTHING_FOUND
 
     @property
     def begins(self) -> bool:
-        return self.first == 0
+        return self.first == self.found.tokens
 
     @property
     def ends(self) -> bool:
@@ -80,16 +90,17 @@ class Part:
 class _Turn:
     """A running request and how many of its rows are done."""
 
-    __slots__ = ("_draws", "_speculation", "done", "request")
+    __slots__ = ("_draws", "_found", "_speculation", "done", "is_kept", "request")
 
-    def __init__(self, request: Request, speculation: Speculation) -> None:
-        self.request, self._speculation = request, speculation
+    def __init__(self, request: Request, speculation: Speculation, found: Found) -> None:
+        self.request, self._speculation, self._found = request, speculation, found
         self._draws = (
             speculation.outcomes(request.sequence, request.decode_rows)
             if speculation.tokens
             else ()
         )
-        self.done = 0
+        self.done = found.tokens
+        self.is_kept = False
 
     @property
     def prompt_left(self) -> int:
@@ -106,7 +117,7 @@ class _Turn:
         return self._take(1 + len(draws), True, 1 + self._speculation.kept(draws))
 
     def _take(self, count: int, decode: bool, kept: int) -> Part:
-        part = Part(self.request, self.done, count, decode, kept)
+        part = Part(self.request, self.done, count, decode, kept, self._found)
         self.done += kept
         return part
 
@@ -123,7 +134,8 @@ class Batcher:
     ``continuous`` it also takes one row of each request that decodes. Requests take their turns by
     arrival, then by number, and the parts of a step stand in that order. ``separate_prompts`` says
     that prompts and decoded rows visit different sites (encoder-decoder models), so that a prompt
-    must be read whole. With ``speculation`` a decoded row has drafts after it.
+    must be read whole. With ``speculation`` a decoded row has drafts after it. With ``tiers`` a
+    prompt begins behind the tokens whose keys and values are held.
 
     Raise ValueError for an unknown ``batching``, a number out of range, a request given twice, or
     ``prefill_chunk`` with ``separate_prompts``.
@@ -137,6 +149,7 @@ class Batcher:
         prefill_chunk: int | None = None,
         separate_prompts: bool = False,
         speculation: Speculation = NO_DRAFTS,
+        tiers: Tiers | None = None,
     ) -> None:
         if batching not in COMPOSED:
             raise ValueError(f"unknown batching={batching}; allowed: {', '.join(COMPOSED)}")
@@ -158,6 +171,7 @@ class Batcher:
             )
         self.batching, self.together, self.prefill_chunk = batching, together, prefill_chunk
         self.speculation = speculation
+        self._prefixes = None if tiers is None else Prefixes(tiers)
         self._waiting = deque(self.requests)
         self._running: list[_Turn] = []
 
@@ -178,16 +192,31 @@ class Batcher:
         All of the step must have run by the next call. If nothing can run yet, return the time of
         the next arrival, in ns; return None when everything has run.
         """
+        if self._prefixes is not None:
+            self._keep(self._prefixes)
         running = self._running = [turn for turn in self._running if turn.done < turn.request.rows]
         if not running or self.batching == "continuous":
             waiting = self._waiting
             while waiting and len(running) < self.together and waiting[0].arrival_ns <= now_ns:
-                running.append(_Turn(waiting.popleft(), self.speculation))
+                running.append(self._turn(waiting.popleft()))
         if not running:
             return self._waiting[0].arrival_ns if self._waiting else None
         if any(turn.prompt_left > 0 for turn in running):
             return tuple(self._prefill(running))
         return tuple([turn.decode() for turn in running])
+
+    def _turn(self, request: Request) -> _Turn:
+        found = NOTHING_FOUND
+        if self._prefixes is not None:
+            found = self._prefixes.find(request.blocks, request.prompt_rows)
+        return _Turn(request, self.speculation, found)
+
+    def _keep(self, prefixes: Prefixes) -> None:
+        """The prompts that the last step has read to their end are held from now on."""
+        for turn in self._running:
+            if turn.prompt_left <= 0 and not turn.is_kept:
+                turn.is_kept = True
+                prefixes.keep(turn.request.blocks)
 
     def _prefill(self, running: Sequence[_Turn]) -> Iterable[Part]:
         """The parts of a step that has prompt rows."""
@@ -234,7 +263,7 @@ def arrival_times(
             )
         for time_ns in given_ns:
             require_number("arrivals_ns", time_ns, whole=True)
-            _check_latest(f"arrivals_ns={time_ns}", time_ns / NS_PER_S, FROM_FIRST)
+            check_latest(f"arrivals_ns={time_ns}", time_ns / NS_PER_S, FROM_FIRST)
         return tuple(given_ns[:count])
     if per_s is None:
         return (0,) * count
@@ -250,7 +279,7 @@ def arrival_times(
     for _ in range(count):
         time_s -= math.log(1.0 - draw.random()) / per_s
         times.append(round(time_s * NS_PER_S))
-    _check_latest(
+    check_latest(
         f"workload.arrivals_per_s={per_s} for {count} sequences",
         time_s,
         "raise it, or run fewer with trace.max_sequences",
@@ -258,7 +287,7 @@ def arrival_times(
     return tuple(times)
 
 
-def _check_latest(what: str, time_s: float, way: str) -> None:
+def check_latest(what: str, time_s: float, way: str) -> None:
     """Raise ValueError, naming the ``way`` out, for a time past ``LATEST_S``."""
     if time_s > LATEST_S:
         raise ValueError(
@@ -289,7 +318,7 @@ def _times_of(given: Sequence[float] | str) -> Iterable[float]:
         )
     for name, time_s in named:
         require_number(name, time_s)
-        _check_latest(f"{name}={time_s!r}", time_s, FROM_FIRST)
+        check_latest(f"{name}={time_s!r}", time_s, FROM_FIRST)
         yield time_s
 
 

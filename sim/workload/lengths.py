@@ -26,13 +26,15 @@ class Lengths:
     ``prompt_tokens`` None keeps the trace's prompt; ``decode_tokens`` None decodes all tokens that
     are left. Where a sequence has fewer tokens, ``short`` says whether to ``refuse`` the run or to
     ``drop`` the sequence. Every sequence stands at the end of ``context`` tokens (contract C152);
-    None: its first token is the first of its context.
+    None: its first token is the first of its context. ``each`` has prompt and decoded tokens of
+    every request instead, in the order of the sequences' numbers (contract C177).
     """
 
     prompt_tokens: int | None = None
     decode_tokens: int | None = None
     short: str = "refuse"
     context: int | None = None
+    each: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompt_tokens is not None:
@@ -48,7 +50,7 @@ class Lengths:
 
     @property
     def asked(self) -> bool:
-        return self.prompt_tokens is not None or self.decode_tokens is not None
+        return bool(self.each) or self.prompt_tokens is not None or self.decode_tokens is not None
 
     def fit(self, trace: Trace, sequences: Sequence[TraceSequence]) -> tuple[TraceSequence, ...]:
         """The sequences that are long enough, with the lengths that they are cut to.
@@ -57,6 +59,8 @@ class Lengths:
         """
         if not self.asked:
             return tuple(sequences)
+        if self.each:
+            return self._fit_each(trace, sequences)
         if self.prompt_tokens is not None:
             self._check_prompts(trace, sequences)
         kept = [s for s in sequences if self._rows(s) <= s.prompt_tokens + s.decode_tokens]
@@ -102,6 +106,24 @@ class Lengths:
             )
         return tokens + (self.context - last)[place]
 
+    def _fit_each(
+        self, trace: Trace, sequences: Sequence[TraceSequence]
+    ) -> tuple[TraceSequence, ...]:
+        """The first sequences by number, one for each request."""
+        self._check_prompts(trace, sequences)
+        fitted = []
+        ordered = sorted(sequences, key=lambda one: one.sequence)
+        for one, (prompt, decode) in zip(ordered, self.each, strict=False):
+            tokens = one.prompt_tokens + one.decode_tokens
+            if prompt + decode > tokens:
+                raise ValueError(
+                    f"workload.requests asks for input_length={prompt} and output_length={decode},"
+                    f" but sequence {one.sequence} of trace {trace.header.name} has {tokens} tokens;"
+                    " take a trace of longer sequences, or shorten the request"
+                )
+            fitted.append(replace(one, prompt_tokens=prompt, decode_tokens=decode))
+        return tuple(fitted)
+
     def _rows(self, sequence: TraceSequence) -> int:
         prompt = sequence.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
         return prompt + (self.decode_tokens or 0)
@@ -114,15 +136,16 @@ class Lengths:
 
     def _check_prompts(self, trace: Trace, sequences: Sequence[TraceSequence]) -> None:
         name = trace.header.name
+        asked = "workload.requests" if self.each else f"workload.prompt_tokens={self.prompt_tokens}"
         if trace.header.prefill == "counts":
             raise ValueError(
                 f"trace {name} keeps prompts as counts of tokens, of which"
-                f" workload.prompt_tokens={self.prompt_tokens} cannot cut a part; set it to null,"
+                f" {asked} cannot cut a part; set it to null,"
                 " or capture with prefill=rows"
             )
         if trace.header.encoder_sites:
             raise ValueError(
-                f"workload.prompt_tokens={self.prompt_tokens} would cut what an encoder has read as"
+                f"{asked} would cut what an encoder has read as"
                 f" a whole (trace {name}); set it to null"
             )
         valid = trace.valid
@@ -131,7 +154,7 @@ class Lengths:
             if first:
                 raise ValueError(
                     f"trace {name}: sequence {one.sequence} begins at position {first}: its prompt"
-                    f" is not recorded, so workload.prompt_tokens={self.prompt_tokens} cannot be"
+                    f" is not recorded, so {asked} cannot be"
                     " cut from it; set it to null"
                 )
 

@@ -45,6 +45,7 @@ def check_batching(
         "prompt_tokens": lengths.prompt_tokens,
         "decode_tokens": lengths.decode_tokens,
         "draft_tokens": draft_tokens or None,
+        "requests": lengths.each or None,
     }
     for name, value in given.items():
         if value is not None:

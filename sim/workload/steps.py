@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import DECODE, Trace
-from sim.values.types import Step
+from sim.values.types import Found, Step
 from sim.workload.batching import NO_ARRIVALS, Batcher, Part, Request, arrival_times, is_timed
 from sim.workload.choices import Choices, Needs
 from sim.workload.columns import StepColumns
 from sim.workload.gates import RoutedChoice, StepGate
 from sim.workload.lengths import Lengths, cut_rows
+from sim.workload.prefixes import Blocks, Tiers
 from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
 from sim.workload.speculation import NO_DRAFTS, Speculation
 
@@ -33,11 +34,12 @@ class Limits:
     """The most that a machine must hold, whenever the requests arrive.
 
     ``tokens`` counts the tokens so far of all sequences that run at the same time; ``rows`` are
-    those of one step.
+    those of one step. ``kept_tokens`` are those that the device holds to be reused.
     """
 
     tokens: int
     rows: int
+    kept_tokens: int = 0
 
 
 class Schedule:
@@ -76,6 +78,8 @@ class Workload(StepColumns):
     - ``lengths`` cut every sequence to given numbers of prompt and decoded tokens, and say at the
       end of which context it stands (`sim.workload.lengths`).
     - ``speculation``: tokens are drafted, and checked together (`sim.workload.speculation`).
+    - ``blocks`` are those of each prompt, in the order of the sequences' numbers, and ``tiers``
+      hold them (`sim.workload.prefixes`).
     - Up to ``lookahead`` sites ahead are forecast, with ``norm`` (``raw`` or ``renormed``).
     - The attribute ``gate_inputs`` may be set, for predictors that read them.
 
@@ -104,6 +108,8 @@ class Workload(StepColumns):
         max_sequences: int | None = None,
         lengths: Lengths | None = None,
         speculation: Speculation = NO_DRAFTS,
+        blocks: Sequence[Blocks] = (),
+        tiers: Tiers | None = None,
     ) -> None:
         self.trace = trace
         self.sites, self.experts, self.top_k = (
@@ -115,6 +121,7 @@ class Workload(StepColumns):
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
         self.lengths, self.speculation = lengths or Lengths(), speculation
+        self.tiers = tiers
         check_batching(
             batching,
             together,
@@ -149,7 +156,9 @@ class Workload(StepColumns):
             self._take_recorded_steps()
         else:
             times = arrival_times(len(self.sequences), arrivals_per_s, arrival_seed, arrivals)
-            self.arrivals_ns = dict(zip(sorted(self.arrivals_ns), times, strict=True))
+            numbers = sorted(self.arrivals_ns)
+            self.arrivals_ns = dict(zip(numbers, times, strict=True))
+            self._blocks_of = dict(zip(numbers, blocks, strict=False))
             self._prepare_composing()
 
     # ---- steps
@@ -225,7 +234,13 @@ class Workload(StepColumns):
         decoded = np.add.reduceat(decode, first, dtype=np.int64)
         self._first_row = dict(zip(numbers.tolist(), first.tolist(), strict=True))
         self._requests = [
-            Request(number, rows - decode_rows, decode_rows, self.arrivals_ns[number])
+            Request(
+                number,
+                rows - decode_rows,
+                decode_rows,
+                self.arrivals_ns[number],
+                self._blocks_of.get(number, ()),
+            )
             for number, rows, decode_rows in zip(
                 numbers.tolist(), count.tolist(), decoded.tolist(), strict=True
             )
@@ -234,7 +249,7 @@ class Workload(StepColumns):
         if self.is_timed:
             last = first + count - 1
             longest = np.sort(self._tokens_so_far[last])[::-1][: self.together]
-            self.limits = Limits(int(longest.sum()), batcher.most_rows)
+            self.limits = Limits(int(longest.sum()), batcher.most_rows, self._kept_tokens)
             self._place = []
             return
         place: list[int] = []
@@ -253,7 +268,12 @@ class Workload(StepColumns):
             self.prefill_chunk,
             separate,
             self.speculation,
+            self.tiers,
         )
+
+    @property
+    def _kept_tokens(self) -> int:
+        return 0 if self.tiers is None else self.tiers.device_tokens
 
     def add_step(self, schedule: Schedule, parts: Sequence[Part]) -> Step:
         """Append a step of a timed run, composed of ``parts`` by the latest ``schedule``."""
@@ -284,6 +304,7 @@ class Workload(StepColumns):
             self._sites_by_decode[decode],
             max(part.count - 1 if part.decode else 0 for part in parts),
             tuple([part.kept for part in parts]) if self.speculation.tokens else (),
+            None if self.tiers is None else found_of(parts),
         )
         self.steps.append(step)
         return step
@@ -324,12 +345,12 @@ class Workload(StepColumns):
         held = np.bincount(step, np.maximum(more, 0), len(self.steps) + 1)
         is_last = np.append(is_first[1:], True)
         held -= np.bincount(step[is_last] + 1, tokens[is_last], len(self.steps) + 1)
-        return Limits(round(held.cumsum().max()), max(counts))
+        return Limits(round(held.cumsum().max()), max(counts), self._kept_tokens)
 
     @cached_property
     def whole_prompts(self) -> frozenset[int]:
         """The sequences of the run whose prompts are read whole, or in the pieces recorded."""
-        if self.prefill_chunk is not None:
+        if self.prefill_chunk is not None or self.tiers is not None:
             return frozenset()
         recorded = {item.sequence: item.prompt_tokens for item in self.trace.header.sequences}
         return frozenset(
@@ -354,6 +375,12 @@ class Workload(StepColumns):
             )
         cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
+
+
+def found_of(parts: Sequence[Part]) -> Found | None:
+    """What the sequences that begin in a step need not read; None where none begins."""
+    begun = [part.found for part in parts if part.begins]
+    return Found(*map(sum, zip(*begun, strict=True))) if begun else None
 
 
 def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:

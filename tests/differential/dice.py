@@ -25,7 +25,7 @@ from differential.scenario import (
     union,
 )
 
-COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals", "drafts"}
+COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals", "drafts", "prefixes"}
 """Features in which steps are composed of requests."""
 
 
@@ -113,7 +113,20 @@ class Draw:
                 accepted=tuple(shares),
                 draft_seed=self.between(0, 5),
             )
+        if "prefixes" in names:
+            size = self.between(1, 2)
+            requests = [replace(one, blocks=self.blocks(one, size)) for one in requests]
+            tiers = (self.between(0, 1), self.between(0, 4), self.between(0, 6))
+            batching = replace(batching, block_tokens=size, tiers=tiers)
         return replace(scenario, steps=(), requests=tuple(requests), batching=batching)
+
+    def blocks(self, request: Request, size: int) -> tuple[int, ...]:
+        """A path from the root of a tree in which few ways part."""
+        found, block = [], 1
+        for _ in range(len(request.prompt) // size):
+            block = 2 * block + self.coin(0.25)
+            found.append(block)
+        return tuple(found)
 
     def record(
         self, scenario: Scenario, requests: list[Request], many: bool, encoder: int

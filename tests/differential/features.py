@@ -79,7 +79,9 @@ OWNERS = "owners"
 """Several devices that own experts of every site. Only the simulator has them."""
 SHRINKING = "shrinking"
 """Pools that give way to keys and values, and come back. Only the simulator has them."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING)
+PREFIXES = "prefixes"
+"""Prompts that begin alike, and keys and values in tiers. Only the simulator moves these."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING, PREFIXES)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -90,8 +92,11 @@ OF_ONE_DEVICE = {
     "write_back",
     "partial",
     "dense",
+    PREFIXES,
 }
-"""What several devices refuse (contract C163)."""
+"""What several devices refuse (contracts C163 and C179)."""
+NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
+"""What held prefixes refuse (contract C179), and what recorded steps alone have."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.
@@ -115,7 +120,8 @@ CONFLICTS = (
     ),
     ("after_batch", {"spared_forecasts"}),
     ("own_site", COMPOSED),
-    ("dense", {"encoder_decoder"}),
+    ("dense", {"encoder_decoder", PREFIXES}),
+    (PREFIXES, {"encoder_decoder"}),
     ("partial", COMPOSED | {"reroute", "forecast_routes"}),
     ("reroute", {"forecast_routes"}),
     ("many_sequences", COMPOSED | {"encoder_decoder"}),
@@ -144,6 +150,7 @@ def random_mixture(
     devices: str = "",
     lanes: bool = False,
     shrinks: bool = False,
+    prefixes: bool = False,
 ) -> Scenario:
     """A random valid subset of the features, and rivals, devices, lanes or pools that shrink if they
     are asked for. `devices`: how they split the model.
@@ -163,13 +170,18 @@ def random_mixture(
         chosen = (chosen | {LANES}) - NOT_BESIDE_LANES
     if shrinks:
         chosen = (chosen | {SHRINKING}) - {"write_back"}
+    if prefixes:
+        chosen = (chosen | {PREFIXES}) - NOT_BESIDE_PREFIXES
     return _build(chosen, seed, ties, len(FEATURES))
 
 
 def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenario:
     names = set(chosen)
     rng = np.random.default_rng([seed, int(ties), 100 + salt])
-    if names & {"prefill_chunk", "arrivals", "drafts"} and not names & {"static", "continuous"}:
+    if names & {"prefill_chunk", "arrivals", "drafts", PREFIXES} and not names & {
+        "static",
+        "continuous",
+    }:
         names.add("static" if rng.random() < 0.5 else "continuous")
     if {"prefill_chunk", "encoder_decoder"} <= names:
         names.discard("encoder_decoder")
@@ -572,6 +584,19 @@ def _shrinking(draw: Draw, scenario: Scenario) -> Scenario:
     return replace(scenario, spare_bytes=tuple(spare))
 
 
+def _prefixes(draw: Draw, scenario: Scenario) -> Scenario:
+    """Keys and values of each site, and a disk only where a further link leads to one."""
+    assert scenario.batching is not None
+    device, ram, disk = scenario.batching.tiers
+    tiers = (device, ram, disk if scenario.hops > 1 else 0)
+    most = max(1, max(scenario.variant_bytes) // 2)
+    return replace(
+        scenario,
+        batching=replace(scenario.batching, tiers=tiers),
+        kv_bytes=tuple(draw.between(1, most) for _ in range(scenario.sites)),
+    )
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -602,6 +627,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     LANES: _lanes,
     OWNERS: _owners,
     SHRINKING: _shrinking,
+    PREFIXES: _prefixes,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

@@ -61,6 +61,7 @@ def batched(**choices: Any) -> Plant:
             "prefill_chunk",
             "separate_prompts",
             "speculation",
+            "tiers",
         )
 
         def mutant(self: Batcher, *parts: Any) -> None:

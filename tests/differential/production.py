@@ -48,7 +48,9 @@ from sim.values.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Rout
 from sim.values.types import Step as RunStep
 from sim.values.units import NS_PER_S
 from sim.workload.batching import Batcher, Request
+from sim.workload.prefixes import Tiers
 from sim.workload.speculation import Speculation
+from sim.workload.steps import found_of
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
 NONE = np.zeros((0, 0))
@@ -174,6 +176,10 @@ def speculation_of(batching: Batching) -> Speculation:
     return Speculation(batching.drafts, batching.accepted, batching.draft_seed)
 
 
+def tiers_of(batching: Batching) -> Tiers | None:
+    return Tiers(batching.block_tokens, *batching.tiers) if batching.block_tokens else None
+
+
 class Schedule:
     """``next(now_ns)``: the next step, the time to wait for, or None."""
 
@@ -184,7 +190,7 @@ class Schedule:
         batching = scenario.batching
         if batching is not None and scenario.requests:
             requests = [
-                Request(number, len(r.prompt), len(r.decode), r.arrival_ns)
+                Request(number, len(r.prompt), len(r.decode), r.arrival_ns, r.blocks)
                 for number, r in enumerate(scenario.requests)
             ]
             self._batcher = Batcher(
@@ -194,6 +200,7 @@ class Schedule:
                 batching.prefill_chunk or None,
                 batching.encoder_sites > 0,
                 speculation_of(batching),
+                tiers_of(batching),
             )
 
     def next(self, now_ns: int) -> RunStep | int | None:
@@ -257,6 +264,7 @@ class Schedule:
             sites,
             max(p.count - 1 if p.decode else 0 for p in parts),
             tuple(p.kept for p in parts) if batching.drafts else (),
+            found_of(parts) if batching.block_tokens else None,
         )
         workload.told.append(told)
         workload.steps.append(step)
@@ -544,5 +552,6 @@ def controller_for(scenario: Scenario) -> Controller:
         predicts_later=scenario.prediction_ns > 0,
         dense_bytes=scenario.dense_bytes,
         spare_bytes=scenario.spare if scenario.spare_bytes else None,
+        kv_bytes=scenario.kv_bytes,
         **options,
     )

@@ -68,6 +68,11 @@ class Control(Moves):
                 tier.history.begin_sequence()
         self.poll()
 
+    def bring(self, link: int, tokens: int) -> None:
+        self.clock.say("bring", tokens)
+        self.queue_kv(link, tokens)
+        self.poll()
+
     def end_sequence(self, sequence: int) -> None:
         self.clock.say("end_sequence", sequence)
         self.trim()

@@ -141,7 +141,7 @@ class Wire:
     def whole_bytes(self, transfer: Transfer, inwards: int = 0) -> int:
         """What the transfer moves on this link, or on one further inwards."""
         ram = self.scenario.ram
-        if ram and self.link - inwards >= ram.link:
+        if ram and self.link - inwards >= ram.link and transfer.slot != "kv":
             return self.scenario.size(transfer.key)
         return transfer.moved
 

@@ -14,7 +14,7 @@ from differential.history import History
 from differential.rows import Kind
 from differential.scenario import Key, Need, PoolSpec, Scenario
 
-Place = Literal["pool", "staging", "dense", "ram", "nothing"]
+Place = Literal["pool", "staging", "dense", "kv", "ram", "nothing"]
 
 
 @dataclass(eq=False)

@@ -48,6 +48,8 @@ class Moves:
         self.ram_pinned: set[Key] = set()
         self.dense_here = set(range(self.loader.dense_slots))
         self.dense_coming: dict[int, Transfer | None] = {}
+        self.kv_coming: dict[int, list[Transfer]] = {}
+        self.kv_landed: list[Transfer] = []
         self.unused: set[Key] = set()
         """Prefetched, there, and not asked for since."""
         self.prefetch: Counter[str] = Counter()
@@ -80,6 +82,18 @@ class Moves:
             transfer.slot = "dense"
         self.depart(transfer)
         return transfer
+
+    def queue_kv(self, link: int, tokens: int) -> None:
+        """Keys and values, site by site, on the link that leads out of their tier. They need no
+        slot anywhere.
+        """
+        for site, size in enumerate(self.scenario.kv_bytes):
+            key = (0, site, self.scenario.experts)
+            arrived = simpy.Event(self.clock.env)
+            transfer = Transfer(key, "dense", size * tokens, True, arrived, needed=True, slot="kv")
+            transfer.ram, transfer.call = "resident", len(self.clock.calls)
+            self.kv_coming.setdefault(site, []).append(transfer)
+            self.join(transfer, link)
 
     def queue_rest(self, key: Key, moved: int, completes: Transfer | None = None) -> Transfer:
         """A demand for what a partial prefetch lacks; it goes into the same slot, which was
@@ -329,7 +343,8 @@ class Moves:
         assert transfer.number is not None
         self.clock.say("transfer_done", transfer.number)
         transfer.hops_open.remove(link)
-        if self.scenario.ram and self.ram and link == self.scenario.ram.link:
+        at_ram = self.scenario.ram and link == self.scenario.ram.link
+        if self.ram and at_ram and transfer.slot != "kv":
             self.ram.insert(transfer.key)
             transfer.ram = "resident"
         if link in self.scenario.last_links:
@@ -385,6 +400,10 @@ class Moves:
     def land(self, transfer: Transfer) -> None:
         """The last hop has ended."""
         key = transfer.key
+        if transfer.slot == "kv":
+            self.kv_landed.append(transfer)
+            transfer.arrived.succeed(transfer)
+            return
         del self.moving[key]
         self.release_ram(transfer)
         if transfer.lacking:

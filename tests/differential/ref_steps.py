@@ -18,6 +18,8 @@ class Planned:
     step: Step
     begins: tuple[int, ...]
     ends: tuple[int, ...]
+    brought: tuple[int, int] = (0, 0)
+    """Tokens whose keys and values come from RAM, and from disk."""
 
 
 class Steps(Protocol):
@@ -71,11 +73,18 @@ class Composed:
         )
         self.running: list[int] = []
         self.done: Counter[int] = Counter()
+        self.recent: list[int] = []
+        """Blocks of prompts, the one used last first. Each tier holds as many as it can."""
+        self.reading: list[int] = []
+        self.unread = set(range(len(self.requests)))
+        self.brought: dict[int, list[int]] = {}
+        """By sequence: tokens that come from RAM, and from disk."""
 
     def next_arrival(self) -> int | None:
         return self.requests[self.waiting[0]].arrival_ns if self.waiting else None
 
     def next(self, now: int) -> Planned | None:
+        self.remember()
         self.running = [s for s in self.running if self.done[s] < self.length(s)]
         if self.batching.kind == "continuous" or not self.running:
             self.join(now)
@@ -88,6 +97,32 @@ class Composed:
             if self.requests[self.waiting[0]].arrival_ns > now:
                 return
             self.running.append(self.waiting.pop(0))
+            self.look_up(self.running[-1])
+
+    # ---- prefixes (contracts C177 and C178)
+
+    def remember(self) -> None:
+        """Prompts that have been read to their end stand before all others, in the order of turns;
+        of a prompt the first block stands first.
+        """
+        for sequence in [s for s in self.reading if not self.prompt_left(s)]:
+            self.reading.remove(sequence)
+            mine = list(self.requests[sequence].blocks)
+            self.recent = mine + [block for block in self.recent if block not in mine]
+        del self.recent[max(self.batching.tiers) :]
+
+    def look_up(self, sequence: int) -> None:
+        self.reading.append(sequence)
+        self.brought[sequence] = [0, 0]
+        size, rows = self.batching.block_tokens, len(self.requests[sequence].prompt)
+        for number, block in enumerate(self.requests[sequence].blocks, start=1):
+            if number * size >= rows or block not in self.recent:
+                return
+            place = self.recent.index(block)
+            tier = [place < capacity for capacity in self.batching.tiers].index(True)
+            self.done[sequence] += size
+            if tier:
+                self.brought[sequence][tier - 1] += size
 
     def length(self, sequence: int) -> int:
         return len(self.requests[sequence].prompt) + len(self.requests[sequence].decode)
@@ -132,7 +167,8 @@ class Composed:
         return count
 
     def compose(self, shares: dict[int, int]) -> Planned:
-        begins = tuple(sorted(s for s in shares if self.done[s] == 0))
+        begins = tuple(sorted(s for s in shares if s in self.unread))
+        self.unread -= set(shares)
         rows: list[Row] = []
         decoding, token = True, 0
         for s, count in shares.items():
@@ -142,7 +178,8 @@ class Composed:
             token = max(token, self.done[s] + count)
             self.done[s] += self.kept(s, count)
         ends = tuple(sorted(s for s in shares if self.done[s] == self.length(s)))
-        return Planned(self.step(tuple(shares), rows, decoding, token), begins, ends)
+        ram, disk = (sum(self.brought[s][tier] for s in begins) for tier in (0, 1))
+        return Planned(self.step(tuple(shares), rows, decoding, token), begins, ends, (ram, disk))
 
     def step(self, members: tuple[int, ...], rows: list[Row], decoding: bool, token: int) -> Step:
         sites = range(self.scenario.sites)

@@ -166,6 +166,9 @@ class Reference:
         for sequence in planned.begins:
             yield self.clock.at(Rank.BEGIN_SEQUENCE, sequence)
             self.control.begin_sequence(sequence)
+        for link, tokens in zip(self.scenario.kv_links, planned.brought, strict=True):
+            if tokens:
+                self.control.bring(link, tokens)
         start_ns = self.now
         before = None
         for site in step.sites:
@@ -186,6 +189,7 @@ class Reference:
             block = control.dense_coming[site]
             assert block
             yield from self.stand(block.arrived, "dense", block)
+        yield from self.await_kv(control.kv_coming.pop(site, []))
         crossing_ns = self.scenario.crossing_ns(before, site, step.rows)
         yield from self.work(crossing_ns + self.scenario.work_ns(site, step.dense_ns[site]))
         yield from self.host(self.hosts.sync_ns)
@@ -204,6 +208,15 @@ class Reference:
         yield from self.join_cpu()
         yield from self.host(self.hosts.post_ns)
         self.gates.append(GateRow(control.tick, len(self.steps), site, gate_ns, self.now))
+
+    def await_kv(self, coming: list[Transfer]) -> Process:
+        """Idle until all of a site's keys and values are there; the last one wakes the stream."""
+        start_ns = self.now
+        for transfer in coming:
+            yield transfer.arrived
+        if coming:
+            last = max(coming, key=self.control.kv_landed.index)
+            yield from self.wake(start_ns, "dense", last)
 
     def compute_needs(self) -> Process:
         """Part (e). A CPU result that lets further needs in wakes the stream, too."""

@@ -263,6 +263,7 @@ class Scenario:
     `dense_slots`. `held_bytes`: by precision, what a slot of the device holds of a variant, where
     that is not what is moved. `spare_bytes`: by step, what the pools have beside their capacity, where
     slots shrink. `projection_bytes`: by precision, of each of a variant's projections.
+    `kv_bytes`: by site, of a token's keys and values, where these may come over links.
     """
 
     sites: int
@@ -293,6 +294,7 @@ class Scenario:
     devices: Devices | None = None
     projection_bytes: tuple[tuple[int, ...], ...] = ()
     spare_bytes: tuple[int, ...] = ()
+    kv_bytes: tuple[int, ...] = ()
 
     def spare(self, step: int) -> int:
         """What keys and values leave in a step, by its number; the same again after the last."""
@@ -380,6 +382,11 @@ class Scenario:
         return (
             self.site_bytes[precision][site] if self.site_bytes else self.variant_bytes[precision]
         )
+
+    @property
+    def kv_links(self) -> tuple[int, int]:
+        """The links on which keys and values begin that rest in RAM, and on disk."""
+        return self.ram.link - 1 if self.ram else 0, self.hops - 1
 
     def slot(self, key: Key) -> int:
         """The bytes that a variant takes in a slot of the device."""

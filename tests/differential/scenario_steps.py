@@ -98,6 +98,8 @@ class Request:
     prompt: tuple[Row, ...]
     decode: tuple[Row, ...]
     arrival_ns: int = 0
+    blocks: tuple[int, ...] = ()
+    """The ids of the prompt's whole blocks (contract C177)."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Batching:
 
     At most `drafts` tokens are drafted in a step, and `accepted[i]` is the share of steps that keep
     the draft of place i (contract C151).
+
+    `block_tokens` > 0: prompts have blocks, and `tiers` (device, RAM, disk) hold so many.
     """
 
     kind: Literal["static", "continuous"]
@@ -122,6 +126,8 @@ class Batching:
     drafts: int = 0
     accepted: tuple[float, ...] = ()
     draft_seed: int = 0
+    block_tokens: int = 0
+    tiers: tuple[int, int, int] = (0, 0, 0)
 
     def dense_work_ns(self, site: int, rows: int) -> int:
         return self.dense_ns[site] + self.dense_row_ns * rows

@@ -17,6 +17,7 @@ from differential.production import (
     controller_for,
     durations_for,
     speculation_of,
+    tiers_of,
 )
 from differential.scenario import Host, Scenario, Step
 from sim.audit.files import RunFiles
@@ -53,6 +54,7 @@ class MeasuredWorkload(ScenarioWorkload):
         self.together = batching.size if batching is not None else 1
         self.prefill_chunk = (batching.prefill_chunk or None) if batching is not None else None
         self.speculation = speculation_of(batching) if batching is not None else NO_DRAFTS
+        self.tiers = tiers_of(batching) if batching is not None else None
 
     def _tell(self, steps: Sequence[Step]) -> None:
         """A prompt of one token is a prompt where its sites say so: an encoder's."""
@@ -102,6 +104,8 @@ class MeasuredWorkload(ScenarioWorkload):
             sequence=np.array([number for number, _ in rows]), position=np.array(positions)
         )
         self.row, self.phase = np.arange(len(rows)), np.array([phase for _, phase in rows])
+        # Of a prompt, what was found is not read.
+        found = {part.request.sequence: part.found.tokens for parts in self.parts for part in parts}
         # A draft that was wrong is read again, and is one token.
         of_phase = Counter(
             (number, phase)
@@ -109,7 +113,11 @@ class MeasuredWorkload(ScenarioWorkload):
         )
         self.sequences = [
             TraceSequence(
-                number, "eval", "none", of_phase[number, PREFILL], of_phase[number, DECODE]
+                number,
+                "eval",
+                "none",
+                of_phase[number, PREFILL] + found.get(number, 0),
+                of_phase[number, DECODE],
             )
             for number in sorted({number for number, _ in rows})
         ]
@@ -176,7 +184,11 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
     run = SimpleNamespace(
         system="scenario",
         model=SimpleNamespace(
-            name="tiny", transplant=None, part=None, keeps=lambda precision: True
+            name="tiny",
+            transplant=None,
+            part=None,
+            keeps=lambda precision: True,
+            kv_bytes_per_token=sum(scenario.kv_bytes),
         ),
         hardware=SimpleNamespace(
             name="machine",
@@ -217,6 +229,7 @@ def _host(host: Host) -> dict[str, Any]:
         "issue_us": host.issue_ns / 1000,
         "wake_us": table or host.wake_ns / 1000,
         "post_us": host.post_ns / 1000,
+        "load_us": host.load_ns / 1000,
     }
 
 
@@ -265,6 +278,7 @@ def _config(
             "draft_seed": workload.speculation.seed,
             "draft_layers": 0,
             "arrivals_per_s": None,
+            "block_tokens": (scenario.batching and scenario.batching.block_tokens) or None,
             "arrivals_s": [request.arrival_ns / 1e9 for request in scenario.requests] or None,
         },
         "precision": {"held": "of the scenario"} if scenario.held_bytes else {},

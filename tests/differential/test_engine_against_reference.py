@@ -32,6 +32,8 @@ AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
 OWNER_MIXTURE = "mixture with owners"
 LANE_MIXTURE = "mixture with lanes"
 SHRINKING_MIXTURE = "mixture with shrinking"
+PREFIX_MIXTURE = "mixture with prefixes"
+PREFIX_RIVALS, PREFIX_LANES = "prefixes among rivals", "prefixes with lanes"
 MIXTURES: dict[str, dict[str, Any]] = {
     MIXTURE: {},
     RIVAL_MIXTURE: {"rivals": True},
@@ -39,6 +41,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
     OWNER_MIXTURE: {"devices": OWNERS},
     LANE_MIXTURE: {"lanes": True},
     SHRINKING_MIXTURE: {"shrinks": True},
+    PREFIX_MIXTURE: {"prefixes": True},
+    PREFIX_RIVALS: {"prefixes": True, "rivals": True},
+    PREFIX_LANES: {"prefixes": True, "lanes": True},
 }
 KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, *MIXTURES)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
@@ -71,7 +76,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
-        counts |= {LANE_MIXTURE: -(-plain // 4), SHRINKING_MIXTURE: -(-plain // 4)}
+        counts |= dict.fromkeys((LANE_MIXTURE, SHRINKING_MIXTURE, PREFIX_MIXTURE), -(-plain // 4))
+        counts |= dict.fromkeys((PREFIX_RIVALS, PREFIX_LANES), -(-plain // 20))
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]

@@ -13,11 +13,16 @@ from itertools import product
 
 import pytest
 
-from differential import engine_mutants, mutants, production_rows, reference
+from differential import engine_mutants, mutants, prefix_mutants, production_rows, reference
 from differential.mutants import Plant, always, batched, nothing, replaced, switched
 from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
-from differential.test_engine_against_reference import PLAIN, first_difference, given
+from differential.test_engine_against_reference import (
+    PLAIN,
+    PREFIX_MIXTURE,
+    first_difference,
+    given,
+)
 from sim.core.controller import Controller
 from sim.core.slots import Slots
 from sim.core.transfer import Transfer
@@ -197,6 +202,12 @@ MUTANTS = {
         ),
         "forecast_routes",
     ),  # 1
+    "nothing found of a prompt": Mutant(prefix_mutants.nothing_found, "prefixes"),
+    "prompts kept before they are read": Mutant(prefix_mutants.kept_when_they_join, "prefixes"),
+    "first blocks go first": Mutant(prefix_mutants.first_blocks_go_first, "prefixes"),
+    "disk as near as RAM": Mutant(prefix_mutants.disk_is_as_near_as_ram, PREFIX_MIXTURE),
+    "dense work waits for nothing": Mutant(prefix_mutants.dense_work_does_not_wait, "prefixes"),
+    "keys and values among prefetches": Mutant(prefix_mutants.experts_first, "prefixes"),
     "others leave a link alone": Mutant(engine_mutants.links_left_alone, "rivals"),  # 2
     "others leave computing alone": Mutant(engine_mutants.compute_left_alone, "rivals"),  # 2
     "only the worst rival counts": Mutant(

@@ -102,6 +102,9 @@ SHOWS: dict[str, Shows] = {
         scenario, timeline
     ),
     "spared_forecasts": without(demand_evicts="masked_last"),
+    "prefixes": lambda scenario, timeline: without(
+        batching=replace(scenario.batching, tiers=(0, 0, 0))
+    )(scenario, timeline),
     "rivals": without(rivalry=None),
     "devices": on_devices,
     "owners": on_devices,

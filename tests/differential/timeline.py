@@ -209,7 +209,11 @@ def _check_transfers(scenario: Scenario, timeline: Timeline) -> None:
             assert links == [scenario.link_of(scenario.unpack(transfer.key))]
         elif scenario.ram is None and transfer.kind != "dense":
             assert links[0] == scenario.hops - 1
-        assert 0 < transfer.moved_bytes <= scenario.size(scenario.unpack(transfer.key))
+        if transfer.kind == "dense" and scenario.kv_bytes:
+            of_token = scenario.kv_bytes[scenario.unpack(transfer.key)[1]]
+            assert transfer.moved_bytes > 0 == transfer.moved_bytes % of_token
+        else:
+            assert 0 < transfer.moved_bytes <= scenario.size(scenario.unpack(transfer.key))
         earlier = 0
         for position, (link, queued_ns) in enumerate(transfer.hops):
             served = services.pop((number, link), [])
@@ -243,7 +247,7 @@ def _check_cut_through(scenario: Scenario, timeline: Timeline) -> None:
 
 
 def _hop_bytes(scenario: Scenario, transfer: TransferRow, link: int) -> int:
-    if scenario.ram and link >= scenario.ram.link:
+    if scenario.ram and link >= scenario.ram.link and transfer.kind != "dense":
         return scenario.size(scenario.unpack(transfer.key))
     return transfer.moved_bytes
 

@@ -36,8 +36,10 @@ from sim import (
     versus,
     whatif,
 )
+from sim.answers import serving
 from sim.answers.export import Search
 from sim.answers.export_words import table_of as lines_of
+from sim.answers.serving_words import points_of
 from sim.answers.whatif import Growth
 from sim.answers.whatif_growth import growth_table
 from sim.board.entries import Board, Entry, Left
@@ -105,6 +107,22 @@ def _export(place: Path, patch: pytest.MonkeyPatch) -> None:
     found: Any = SimpleNamespace(best=lambda: [tried(at) for at in range(11)], layers=24)
     assert hasattr(Search, "best")
     Console().print(lines_of(found))
+
+
+def _serving(place: Path, patch: pytest.MonkeyPatch) -> None:
+    points = tuple(
+        serving.Point(
+            batch,
+            context,
+            3.7 * batch + context / 900,
+            32 * batch,
+            14.2 + batch,
+            None if batch == 1 else 0.6 - batch / 40,
+        )
+        for batch in (1, 4)
+        for context in (96, 4096)
+    )
+    Console().print(points_of(serving.Profile(points, 0.5, LOSSY)))
 
 
 def _leaderboard(place: Path, patch: pytest.MonkeyPatch) -> None:
@@ -294,6 +312,7 @@ PRINTED: dict[str, Printer] = {
     "sim.answers.whatif_words": _whatif,
     "sim.answers.comparison_words": _compare,
     "sim.answers.export_words": _export,
+    "sim.answers.serving_words": _serving,
     "sim.leaderboard": _leaderboard,
     "sim.frontier": _frontier,
     "sim.screen": _screen,

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from differential import production_rows
-from differential.features import FEATURES, random_feature, random_mixture
+from differential.features import FEATURES, PREFIXES, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload
 from differential.rows import LookupRow, Timeline
 from differential.scenario import Need, Scenario, Step, random_scenario
@@ -25,7 +25,7 @@ from sim.results.calls import KINDS
 from sim.values.record import Record
 from sim.values.types import REROUTE, SKIP, Cause, Place
 
-MIXTURES, PLAIN = 30, 40
+MIXTURES, PLAIN, PREFIX_RUNS = 30, 40, 6
 """How many scenarios of these kinds, with ties and without; each feature has one more."""
 
 
@@ -352,6 +352,7 @@ def names() -> list[tuple[str, int]]:
     features = list(zip(FEATURES, range(len(FEATURES)), strict=True))
     return [
         *features,
+        *((PREFIXES, seed) for seed in range(PREFIX_RUNS)),
         *(("mixture", seed) for seed in range(MIXTURES)),
         *(("plain", seed) for seed in range(PLAIN)),
     ]

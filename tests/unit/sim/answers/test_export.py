@@ -346,7 +346,8 @@ def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
     [
         (["kv=q3"], "kv=q3: q3 is none of f32, f16"),
         (["context=1"], "workload.context_tokens=1 is shorter than sequence"),
-        (["system=lru"], "system is not given so here"),
+        (["cache=lru"], "cache is not given so here"),
+        (["system=lru"], "system= is of to=dynamo"),
         (["hardware.memory_gib=1"], "the device holds 1 GiB"),
     ],
 )

@@ -15,6 +15,7 @@ from sim.machine.ledger import Ledger, check_ledger, make_ledger, overflow_bytes
 class Limits:
     tokens: int = 1
     rows: int = 1
+    kept_tokens: int = 0
 
 
 def check_memory(model: Any, hardware: Any, limits: Limits, **sizes: int) -> Ledger:
@@ -26,14 +27,14 @@ def check_memory(model: Any, hardware: Any, limits: Limits, **sizes: int) -> Led
 
 # Contracts: C82
 def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() -> None:
-    """Dense weights take 1776 B, keys and values 48 B for each of 200 tokens.
+    """Dense weights take 1776 B, keys and values 48 B for each of 200 tokens, and of 5 held ones.
 
     Activations take 7 rows * 2 B * (4 * 8 + 2 * 2 * 16).
     """
     ledger = check_memory(
         small(),
         machine(),
-        Limits(200, 7),
+        Limits(200, 7, 5),
         slot_bytes=5_000,
         staging_bytes=70,
         overflow_bytes=300,
@@ -50,8 +51,10 @@ def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() ->
         "reserved_bytes": 1 << 28,
         "parts_bytes": 11,
         "draft_bytes": 13,
+        "prefix_bytes": 5 * 48,
     }
-    assert ledger.total_bytes == 1_776 + 9_600 + 1_344 + 5_000 + 70 + 300 + (1 << 28) + 11 + 13
+    parts = 1_776, 9_600, 1_344, 5_000, 70, 300, 1 << 28, 11, 13, 240
+    assert ledger.total_bytes == sum(parts)
 
 
 def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from differential import test_prefixes_by_hand
 from differential.by_hand import foresee, gate, machine, sequence, token
-from differential.features import FEATURES, random_feature, random_mixture
+from differential.features import FEATURES, PREFIXES, random_feature, random_mixture
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import (
     Cache,
@@ -38,6 +39,11 @@ from sim.results.calls import (
 from sim.values.types import Outcome
 
 HIT, LATE, MISS, CPU = int(Outcome.HIT), int(Outcome.LATE), int(Outcome.MISS), int(Outcome.CPU)
+
+
+def keys_and_values() -> Scenario:
+    """What the second prompt finds comes from RAM and from disk."""
+    return test_prefixes_by_hand.scenario((0, 1, 2), links=2)
 
 
 def scenario(cache: CacheName = "lru", slots: int = 2) -> Scenario:
@@ -109,7 +115,16 @@ def through_ram() -> Scenario:
     )
 
 
-BY_HAND = (scenario, wave, on_cpu, foretold_late, through_two_links, in_chunks, through_ram)
+BY_HAND = (
+    scenario,
+    wave,
+    on_cpu,
+    foretold_late,
+    through_two_links,
+    in_chunks,
+    through_ram,
+    keys_and_values,
+)
 
 
 def record(chosen: Scenario) -> list[Call]:
@@ -272,7 +287,9 @@ def test_a_fresh_controller_gives_the_same_answers_whatever_the_features(ties: b
     chosen = [random_feature(name, 1, ties) for name in FEATURES] + [
         random_mixture(seed, ties) for seed in range(16)
     ]
-    chosen += [random_feature("chunks", seed, ties) for seed in range(8)]
+    chosen += [
+        random_feature(name, seed, ties) for name in ("chunks", PREFIXES) for seed in range(8)
+    ]
     kinds = set()
     for each in chosen:
         log, asked_ns = record_with_times(each)

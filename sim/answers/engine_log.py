@@ -1,0 +1,142 @@
+"""Reads an engine's own log, one line a token, and fits what a link costs to it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNITS = {
+    "bytes": ("bytes", 1.0),
+    "mb": ("bytes", 1e6),
+    "mib": ("bytes", float(1 << 20)),
+    "loads": ("loads", 1.0),
+    "io_us": ("io", 1e-3),
+    "io_ms": ("io", 1.0),
+    "io_s": ("io", 1e3),
+    "compute_us": ("compute", 1e-3),
+    "compute_ms": ("compute", 1.0),
+    "compute_s": ("compute", 1e3),
+    "load_ms": ("load", 1.0),
+    "stall_ms": ("stall", 1.0),
+    "wall_ms": ("wall", 1.0),
+}
+"""The kinds of columns: the quantity, and one of its units in bytes, loads or milliseconds."""
+LARGEST_LOG_BYTES = 1 << 28
+FEWEST_ROWS = 8
+SAME_SIZE = 1e-3
+"""Loads whose mean size varies less than this from row to row count as loads of one size.
+
+Then the log cannot tell the cost of a load from the cost of its bytes.
+"""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """A link's constants in ``io = overhead_ms * loads + bytes / bytes_per_ms``.
+
+    ``error`` is the median relative error on the rows fitted, ``held_out_error`` that on the
+    others. ``told_apart`` is False where the log does not say how many loads there were, or where
+    all were of one size. The overhead is then the base machine's.
+    """
+
+    overhead_ms: float
+    bytes_per_ms: float
+    told_apart: bool
+    error: float
+    held_out_error: float
+
+    @property
+    def errors(self) -> str:
+        return f"median error {self.error:.1%}, held out {self.held_out_error:.1%}"
+
+    def io_ms(self, loads: Floats, moved: Floats) -> Floats:
+        return self.overhead_ms * loads + moved / self.bytes_per_ms
+
+
+def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
+    """The columns of the log, by quantity, in bytes, loads or ms.
+
+    Lines that begin with # are left out. Raise ValueError for a log that is too large or too short,
+    lacks a column, or has a value that is no number from 0.
+    """
+    if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
+        raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+        names = reader.fieldnames or []
+        if absent := [column for column in columns.values() if column not in names]:
+            raise ValueError(
+                f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}"
+            )
+        found: dict[str, list[float]] = {kind: [] for kind in columns}
+        for number, row in enumerate(reader, start=1):
+            for kind, column in columns.items():
+                found[kind].append(_number(path, number, column, row[column]))
+    values = {UNITS[kind][0]: UNITS[kind][1] * np.array(column) for kind, column in found.items()}
+    values.setdefault("loads", np.zeros(len(values["io"])))
+    if len(values["io"]) < 2 * FEWEST_ROWS:
+        raise ValueError(
+            f"{path.name} has {len(values['io'])} rows; at least {2 * FEWEST_ROWS} tell a fit from"
+            " chance"
+        )
+    return values
+
+
+def _number(path: Path, row: int, column: str, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise ValueError(
+            f"{path.name} row {row}, column {column}: {text!r} must be a number from 0"
+        )
+    return value
+
+
+def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -> LinkFit:
+    """Fit the link by least squares of relative errors.
+
+    Of the first ``rows`` rows those that moved something count. Raise ValueError if they are too
+    few, or if more bytes do not take longer.
+    """
+    moving = (values["bytes"] > 0) & (values["io"] > 0)
+    fitted = moving & (np.arange(len(moving)) < rows)
+    if fitted.sum() < FEWEST_ROWS:
+        raise ValueError(
+            f"of the {rows} rows to fit only {fitted.sum()} moved something in some time; give more"
+            " rows"
+        )
+    loads, moved, io = (values[name][fitted] for name in ("loads", "bytes", "io"))
+    mean = moved / np.maximum(loads, 1)
+    told_apart = bool(loads.all() and np.ptp(mean) > SAME_SIZE * mean.mean())
+    if told_apart:
+        design = np.stack([loads, moved], axis=1) / io[:, None]
+        overhead, per_byte = np.linalg.lstsq(design, np.ones(len(io)), rcond=None)[0]
+        told_apart = bool(overhead >= 0)
+    if not told_apart:
+        overhead = base_overhead_ms
+        left = io - overhead * loads
+        per_byte = float((left / io) @ (moved / io) / ((moved / io) @ (moved / io)))
+    if per_byte <= 0:
+        raise ValueError(
+            f"more bytes do not take longer in this log ({per_byte:.3g} ms a byte at {overhead:.3g}"
+            " ms a load): its io column is no time of the link; give the time in which the link"
+            " was busy"
+        )
+    fit = LinkFit(float(overhead), float(1 / per_byte), told_apart, 0.0, 0.0)
+    off = np.abs(
+        fit.io_ms(values["loads"], values["bytes"]) / np.where(moving, values["io"], 1) - 1
+    )
+    held_out = moving & ~fitted
+    return replace(
+        fit,
+        error=float(np.median(off[fitted])),
+        held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"),
+    )
