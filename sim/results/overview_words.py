@@ -54,7 +54,9 @@ def verdict(found: Set) -> str:
         parts = [f"{where} {tied}, {best.name} with {speed}"]
     if any(line.ahead and line.ahead.verdict == TOO_FEW for line in others):
         why = TOO_FEW.removeprefix("cannot tell: ")
-        parts = [f"{where} {best.name} has the highest speed, {speed} (not sure: {why})"]
+        parts = [
+            f"{where} {best.name} has the highest speed of {best.kind} systems, {speed} (not sure: {why})"
+        ]
     for kind, words in ((LOSSY, "and lossy"), (BOUND, "and no system")):
         line = next((one for one in others if one.kind == kind and best.kind != kind), None)
         if line is not None:

@@ -176,16 +176,21 @@ def models_for(sites: int, experts: int, top_k: int, hidden: int, intermediate: 
 
 def run_of(shape: Mapping[str, Any], place: Path) -> str:
     """The command that runs the trace at ``place``, of a model of this shape: with the model that
-    has its sizes, else with a stand-in that gets them.
+    has its sizes, else with a stand-in that gets them, which a comment of the shell explains.
 
     >>> run_of(dict(zip(SIZES, (27, 64, 6, 2048, 1408))), Path("mine"))
     'moelab run system=lru model=deepseek_moe_16b trace.path=mine'
+    >>> run_of(dict(zip(SIZES, (27, 64, 4, 2048, 1408))), Path("mine")).partition("  # ")[2]
+    'no listed model has these sizes: all but the experts as of qwen1_5_moe_a2_7b'
     """
     sizes = [shape[key] for key in SIZES]
     files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
     alike = [name for name, own in files.items() if [own.get(key) for key in SIZES] == sizes]
-    model = f"model={alike[0]}" if alike else _stand_in(files, sizes).partition(" (")[0]
-    return f"moelab run system=lru {model} trace.path={place}"
+    if alike:
+        return f"moelab run system=lru model={alike[0]} trace.path={place}"
+    model, _, why = _stand_in(files, sizes).removesuffix(")").partition(" (")
+    none = f"no listed model has these sizes: {why}"
+    return f"moelab run system=lru {model} trace.path={place}  # {none}"
 
 
 def _stand_in(files: Mapping[str, Mapping[str, Any]], wanted: Sequence[int]) -> str:

@@ -508,3 +508,4 @@ def test_a_calibrated_link_tells_its_rate_its_overhead_and_its_errors(
 class _Output:
     output: Path
     trace: Path | None = None
+    columns: tuple[str, ...] = ("io_ms",)

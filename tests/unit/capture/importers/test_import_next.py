@@ -36,7 +36,7 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def printed(told: str) -> list[str]:
     """The words of the command that a text calls the next one."""
-    words = shlex.split(told.partition("next: ")[2].splitlines()[0])
+    words = shlex.split(told.partition("next: ")[2].splitlines()[0], comments=True)
     assert words[0] == "moelab"
     read(verb_of(words[1]), words[2:])
     return words[2:]
@@ -66,8 +66,12 @@ def test_an_imported_csv_is_run_by_the_words_that_the_import_prints(
     given: list[str], model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["format=csv", "path=routes.csv", "licence=own", *given]) == 0
-    words = printed(capsys.readouterr().out)
+    told = capsys.readouterr().out
+    words = printed(told)
     assert set(model) <= set(words)
+    assert ("# no listed model has these sizes: all but the experts as of" in told) == bool(
+        "model=mine" in given
+    )
     assert "trace.path=outputs/traces/routes" in words
     run = prepared(words)
     assert (run.model.sites, run.model.experts, run.model.top_k) == (SITES, 64, TOP_K)
