@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from sim.machine.hardware import Hardware
-from sim.values.units import GB, GIB
+from sim.values.units import GB, GIB, MIB
 
 PROBE = re.compile(r"PCIe probe: ([\d.]+) GB/s host->device")
 LOADED = re.compile(r"loaded ([\d.]+) GiB at ([\d.]+) GiB/s")
@@ -67,9 +67,9 @@ class Report:
         """What the log tells beside rates, a line each."""
         lines = []
         if self.slots:
-            size = self.slots_gib * GIB / self.slots / 1e6
+            size = self.slots_gib * GIB / self.slots / MIB
             lines.append(
-                f"{self.slots} slots of {size:.3f} MB over all layers (budget.slots_gib="
+                f"{self.slots} slots of {size:.3f} MiB over all layers (budget.slots_gib="
                 f"{self.slots_gib:g})"
             )
         if hits := sum(one.hits for one in self.requests):
@@ -80,8 +80,8 @@ class Report:
             lines.append(f"drafts kept {accepted} of {drafted}")
         if self.ram_blobs or self.file_blobs:
             lines.append(
-                f"experts from RAM {self.ram_blobs}, from files {self.file_blobs}; {self.file_mb:g} MB"
-                " read from files"
+                f"experts from RAM {self.ram_blobs}, from files {self.file_blobs};"
+                f" {self.file_mb * 1e6 / MIB:.4g} MiB read from files"
             )
         if decoded := [one for one in self.requests if one.decode_ms]:
             rate = median(1e3 * one.generated / one.decode_ms for one in decoded)

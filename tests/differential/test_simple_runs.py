@@ -84,7 +84,7 @@ def test_a_run_that_takes_every_short_way_it_may_is_the_run_that_takes_none(
         seen["waves"] += simple.gates and bool(short.controller.wave_calls)
         seen["prefetches"] += simple.moves and bool(sum(short.controller.prefetch_counts))
         with monkeypatch.context() as patch:
-            patch.setattr(controller, "how_simple", lambda *_: FULL)
+            patch.setattr(controller, "how_simple", lambda *_, **__: FULL)
             full = Ran(scenario)
         assert full.controller.simple == FULL
         assert short.log == full.log, name

@@ -11,7 +11,6 @@ from sim.answers.strata_log import Asked, read_report
 from sim.calibrate import main
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
-from sim.values.units import GIB
 
 START = """\
 strata generate: PCIe probe: 12.5 GB/s host->device (best of 12.5 12.1) -> pcie_frac 0.40 (default 0.55)
@@ -59,10 +58,10 @@ def test_every_line_of_the_log_is_read(tmp_path: Path) -> None:
 
 def test_facts_are_sums_over_requests(tmp_path: Path) -> None:
     assert read_report(log_of(tmp_path, START + REQUESTS)).facts() == [
-        f"4096 slots of {8 * GIB / 4096 / 1e6:.3f} MB over all layers (budget.slots_gib=8)",
+        "4096 slots of 2.000 MiB over all layers (budget.slots_gib=8)",
         "hits 55.0% of 1000 lookups while decoding",
         "drafts kept 10 of 17",
-        "experts from RAM 420, from files 30; 61.5 MB read from files",
+        "experts from RAM 420, from files 30; 58.65 MiB read from files",
         "2 requests decode at a median of 25 tokens/s",
     ]
 
