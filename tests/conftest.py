@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--scenarios",
         type=int,
-        default=160,
+        default=128,
         metavar="N",
         help=(
             "random runs in which the engine is compared with the reference (half of them with"

@@ -33,6 +33,8 @@ from sim.policies.base import Choice, Gate
 from sim.policies.recency import LRU
 from sim.results.run import Run
 
+pytestmark = pytest.mark.thorough
+"""A run at these paces takes 17 s, and beside other tests a machine is mostly too busy to tell."""
 SLOW = (
     "hardware.links.loader.peak_gb_per_s=0.005",
     "hardware.links.loader.overhead_us=2000",
@@ -138,8 +140,8 @@ def test_its_calls_are_repeated_and_its_time_is_replayed_however_busy_the_machin
     "wrong",
     [
         "hardware.links.loader.peak_gb_per_s=0.0047",
-        pytest.param("hardware.compute.memory_gb_per_s=0.0106", marks=pytest.mark.thorough),
-        pytest.param("loader.wait=wait_all", marks=pytest.mark.thorough),
+        "hardware.compute.memory_gb_per_s=0.0106",
+        "loader.wait=wait_all",
     ],
 )
 def test_a_simulator_that_is_wrong_in_one_thing_would_miss(

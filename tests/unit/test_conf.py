@@ -212,7 +212,9 @@ PAIRS = sorted(
 
 
 @pytest.mark.parametrize(
-    ("system", "swap"), PAIRS, ids=lambda v: v if isinstance(v, str) else "=".join(v)
+    ("system", "swap"),
+    usual(PAIRS, [pair for at, pair in enumerate(PAIRS) if pair[0] == "lru" or at % 3 == 0]),
+    ids=lambda v: v if isinstance(v, str) else "=".join(v),
 )
 def test_every_part_of_every_system_can_be_swapped(
     configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from omegaconf import DictConfig
 
+from helpers.usual import usual
 from sim.fitting.artefact import read_artefact
 from sim.fitting.fits import fit_from_rows, fit_sequences
 from sim.fitting.prepare import SHIPPED
@@ -110,8 +112,13 @@ def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_m
 SEQUENCES = 1
 
 
-@every_trace
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(
+    ("system", "name"),
+    usual(
+        list(product(SYSTEMS, SHAPES)),
+        [(system, [*SHAPES][at % len(SHAPES)]) for at, system in enumerate(SYSTEMS)],
+    ),
+)
 def test_every_system_runs_on_a_trace_and_serves_every_need_once(
     name: str, system: str, configure: Configure
 ) -> None:

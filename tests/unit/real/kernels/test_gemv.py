@@ -89,9 +89,13 @@ def test_what_lies_behind_the_list_of_slots_is_not_read(
         error(f"{bits} bits", got, want)
 
 
-@pytest.mark.parametrize("integers", [False, True])
+PARTS = [RowTile(16, 64, 1, 5), RowTile(16, 128, 1, 1, 3), RowTile(16, 64, 1, 2, 3)]
+
+
 @pytest.mark.parametrize(
-    "tile", [RowTile(16, 64, 1, 5), RowTile(16, 128, 1, 1, 3), RowTile(16, 64, 1, 2, 3)], ids=str
+    ("tile", "integers"),
+    usual(list(product(PARTS, [False, True])), [*zip(PARTS, [True, False, True], strict=True)]),
+    ids=str,
 )
 def test_rows_in_steps_and_in_parts(tile: RowTile, integers: bool, device: str) -> None:
     """The tiles reach over the row's end by up to 64 columns."""
