@@ -15,10 +15,9 @@ from typing import Any
 from sim.policies.tensor_overrides import EXPERTS
 from sim.setup.configure import group_of
 from sim.study.trials import prepared
-from sim.values.units import GIB
+from sim.values.units import GIB, MIB
 from sim.verbs.names import nearest
 
-MIB = 1 << 20
 MICRO_BATCH = 512
 """llama.cpp's ``-ub``, where nothing is said."""
 KV_BITS = {

@@ -10,13 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import permutations, zip_longest
 
-from sim.answers.engine_flags import MIB, Flags, on_host, words_of
+from sim.answers.engine_flags import Flags, on_host, words_of
 from sim.results.labels import Labels, labels_in
 from sim.results.run import Run
 from sim.setup.execute import execute
 from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared
 from sim.values.types import Outcome
+from sim.values.units import MIB
 
 FIRST = 16
 """Into how many parts a search first divides its range. Hits in a cache of what other layers leave
