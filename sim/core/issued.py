@@ -44,18 +44,18 @@ class Issued(list[Transfer]):
 
     def pack(self) -> None:
         """Keep as columns what has landed since the last call."""
-        on_their_way = []
         self._row_of.clear()
-        for number in (*self._open, *range(self._seen, len(self))):
-            transfer = super().__getitem__(number)
-            if not transfer.over:
-                on_their_way.append(number)
-            elif is_plain(transfer):
-                self._numbers.append(number)
-                for name, column in self._columns.items():
-                    column.append(_VALUE[name](transfer))
-                self[number] = cast(Transfer, None)
-        self._open, self._seen = on_their_way, len(self)
+        numbers = [*self._open, *range(self._seen, len(self))]
+        read = super().__getitem__
+        self._open = [number for number in numbers if not read(number).over]
+        self._seen = len(self)
+        landed = [number for number in numbers if read(number).over and is_plain(read(number))]
+        transfers = [read(number) for number in landed]
+        self._numbers.extend(array(COUNT32, landed))
+        for name, column in self._columns.items():
+            column.extend(array(column.typecode, list(map(_VALUE[name], transfers))))
+        for number in landed:
+            self[number] = cast(Transfer, None)
 
     def objects(self) -> Iterator[tuple[int, Transfer]]:
         """Number and transfer of those that are not packed, in order."""

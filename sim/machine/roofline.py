@@ -89,6 +89,7 @@ class Roofline:
         self._kinds = sorted(alike.index(kind) for kind in set(alike))
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
         self._dense: dict[tuple[int, int, int, int], int] = {}
+        self._tail: dict[tuple[int, int], int] = {}
         self._draft_layers = draft_layers
         self.slots = 0
         """The slots of the device, which the machine's engine may search at every load."""
@@ -169,10 +170,12 @@ class Roofline:
         return self._tail_ns(rows, params)
 
     def _tail_ns(self, rows: int, params: int) -> int:
-        compute = self.hardware.compute
-        return compute.operation_ns(
-            2 * rows * params, params * self.model.dense_bits / 8, compute.tail_launches
-        )
+        if (rows, params) not in self._tail:
+            compute = self.hardware.compute
+            self._tail[rows, params] = compute.operation_ns(
+                2 * rows * params, params * self.model.dense_bits / 8, compute.tail_launches
+            )
+        return self._tail[rows, params]
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         if (precision, site, tokens) not in self._expert:

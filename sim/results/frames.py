@@ -127,7 +127,11 @@ class Frames:
     def computed_tokens(self) -> Ints:
         """For how many rows each need computes its expert; 0 where another need does it."""
         served = self.controller.lookup_tokens
-        return np.array(served, np.int64) if served else self.workload.needs.tokens.astype(np.int64)
+        return (
+            np.array(served, np.int64)
+            if served
+            else self.workload.needs.tokens.astype(np.int64, copy=False)
+        )
 
     @cached_property
     def needs(self) -> pl.DataFrame:
@@ -293,8 +297,8 @@ class Frames:
 
     def _by_step(self, outcomes: Sequence[Outcome]) -> Ints:
         """How many lookups of each step had one of ``outcomes``."""
-        step = self.workload.gate_step[self.workload.needs.tick]
         chosen = _is_one_of(outcomes)[self.outcomes]
+        step = self.needs["step"].to_numpy()
         return np.bincount(step[chosen], minlength=len(self.workload.steps)).astype(np.int64)
 
     @cached_property

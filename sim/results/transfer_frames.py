@@ -206,7 +206,8 @@ class Traffic:
 def named(codes: NDArray[Any], names: Sequence[str]) -> pl.Series:
     """``codes`` as an enumeration of ``names``; null where a code is -1."""
     known = pl.Series([*names, None], dtype=pl.Enum(names))
-    return known.gather(pl.Series((codes % len(known)).astype(np.uint32)))
+    # As an unsigned number -1 is larger than all codes, and the null stands last.
+    return known.gather(pl.Series(np.minimum(codes.astype(np.uint32), len(names))))
 
 
 def labels(codes: object, names: list[str] | list[str | None]) -> pl.Series:

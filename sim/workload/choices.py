@@ -6,7 +6,7 @@ computed once. A step's lists of Python ints are made when somebody asks for the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -32,14 +32,18 @@ class Needs:
 
     ``tick`` is the need's gate, ``expert`` its expert. ``tokens`` is how many rows of the gate
     chose the expert, ``weight`` the sum of their weights for it, ``score`` the smallest of their
-    scores.
+    scores. ``make_score`` makes it, when somebody asks: few runs do.
     """
 
     tick: IntArray
     expert: IntArray
     tokens: IntArray
     weight: FloatArray
-    score: FloatArray
+    make_score: Callable[[], FloatArray]
+
+    @cached_property
+    def score(self) -> FloatArray:
+        return self.make_score()
 
 
 class Union:
@@ -242,7 +246,7 @@ class Choices:
 
     def needs_apart(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
         """The same as ``needs``, faster, for rows no two of which have a gate in common."""
-        return _apart(self.chosen[0][rows], self.chosen[1][rows], self.scores[rows], first)
+        return _apart(self.chosen[0][rows], self.chosen[1][rows], lambda: self.scores[rows], first)
 
     def keys(self, row: int) -> list[list[int]]:
         """The needs of one row as keys of precision 0, by site, in need order."""
@@ -324,7 +328,10 @@ def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
 
 
 def _apart(
-    experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]
+    experts: IntArray,
+    weights: FloatArray,
+    make_scores: Callable[[], FloatArray],
+    first: NDArray[np.int64],
 ) -> Needs:
     """The needs of rows [R, S, K] that share no gate: each row keeps its own order."""
     gate = np.broadcast_to(
@@ -338,7 +345,7 @@ def _apart(
         experts[kept].ravel().astype(np.int64),
         np.ones(len(tick), np.int64),
         weights[kept].ravel().astype(np.float64),
-        scores[kept].ravel(),
+        lambda: make_scores()[kept].ravel(),
     )
 
 
@@ -351,7 +358,7 @@ def _merged(
     num_experts: int,
 ) -> Needs:
     """The needs of rows [R, S, K], united gate by gate; a single row keeps its own order."""
-    apart = _apart(experts, weights, scores, first)
+    apart = _apart(experts, weights, lambda: scores, first)
     if len(experts) == 1:
         return apart
     cell = apart.tick * num_experts + apart.expert
@@ -361,6 +368,7 @@ def _merged(
     np.minimum.at(lowest, cell, apart.score)
     found = np.flatnonzero(tokens)
     found = found[np.lexsort((-tokens[found], found // num_experts))]
+    score = lowest[found]
     return Needs(
-        found // num_experts, found % num_experts, tokens[found], weight[found], lowest[found]
+        found // num_experts, found % num_experts, tokens[found], weight[found], lambda: score
     )

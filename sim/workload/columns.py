@@ -7,10 +7,10 @@ Everything here is read off the steps that exist, in the order of the run. How s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,11 +144,18 @@ class StepColumns:
             return parts[0]
         # Column by column: together they may take most of a run's memory.
         order = np.argsort(np.concatenate([part.tick for part in parts]), kind="stable")
+
+        def joined(name: str) -> NDArray[Any]:
+            found: NDArray[Any] = np.concatenate([getattr(part, name) for part in parts])[order]
+            return found
+
+        makers = [part.make_score for part in parts]
         return Needs(
-            **{
-                field.name: np.concatenate([getattr(part, field.name) for part in parts])[order]
-                for field in fields(Needs)
-            }
+            joined("tick"),
+            joined("expert"),
+            joined("tokens"),
+            joined("weight"),
+            lambda: np.concatenate([make() for make in makers])[order],
         )
 
     def _needs_of(

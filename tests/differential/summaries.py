@@ -136,7 +136,7 @@ class MeasuredWorkload(ScenarioWorkload):
             np.array([need.expert for _, need in needs], np.int64),
             np.array([need.tokens for _, need in needs], np.int64),
             np.array([need.tokens * (1.25 - need.score) for _, need in needs]),
-            np.array([need.score for _, need in needs]),
+            lambda: np.array([need.score for _, need in needs]),
         )
 
     def _positions(self, rows: Sequence[tuple[int, int]]) -> list[int]:

@@ -224,9 +224,10 @@ class Foretold:
         ]
         self.needs = Needs(
             np.array([tick for tick, _ in rows], np.int64),
-            *(np.array([getattr(need, name) for _, need in rows]) for name in ("expert", "tokens")),
+            np.array([need.expert for _, need in rows]),
+            np.array([need.tokens for _, need in rows]),
             np.zeros(len(rows), np.float32),
-            np.array([need.score for _, need in rows]),
+            lambda: np.array([need.score for _, need in rows]),
         )
 
 
