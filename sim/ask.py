@@ -90,7 +90,7 @@ def _ask(words: Words) -> Found:
     target = float(own["target"]) if "target" in own else None
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
-        Shown(console=Console(stderr=True)) as bar,
+        Shown() as bar,
     ):
         task = bar.add_task("asking every system", total=None)
         try:

@@ -65,7 +65,7 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
     cells: dict[tuple[str, float], Cell] = {}
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
-    with Shown(console=Console(stderr=True)) as bar:
+    with Shown() as bar:
         for system, share in bar.track(pairs, description="simulating"):
             # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is
             # imagined with 48 GiB at every budget alike.

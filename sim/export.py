@@ -121,7 +121,7 @@ def _trying(what: str) -> Iterator[Callable[[Sequence[str]], Future[Trial]]]:
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
-        Shown(console=Console(stderr=True)) as bar,
+        Shown() as bar,
     ):
         task = bar.add_task(what, total=None)
 

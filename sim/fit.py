@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from sim.engine.simulate import simulate
 from sim.fitting.artefact import write_artefact
@@ -135,10 +134,9 @@ def fit_cache(words: Sequence[str], progress: Shown) -> list[str]:
 @telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
-    console = Console(stderr=True)
     is_cache = any(argument.split("=")[0].split(".")[0] == "cache" for argument in arguments)
     try:
-        with Shown(console=console) as progress:
+        with Shown() as progress:
             lines = (
                 fit_cache(arguments, progress) if is_cache else fit_statistics(arguments, progress)
             )

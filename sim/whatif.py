@@ -310,7 +310,7 @@ def _with_progress(
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
-        Shown(console=Console(stderr=True)) as bar,
+        Shown() as bar,
     ):
         task = bar.add_task(f"what if: {name} ({len(values)} points, then a search)", total=None)
         try:

@@ -81,16 +81,10 @@ def make_cache(contract: Contract) -> CachePolicy:
     log tells: the future, or a profile.
     """
     has = policy_options(contract.policy)
-    known = [name for name in has if name != "_target_"]
-    given = {name: value for name, value in contract.options if name not in LOADER_OPTIONS}
-    if unknown := [name for name in given if name not in known]:
-        raise ValueError(
-            f"policy={contract.policy} has no option {', '.join(unknown)}; it has "
-            f"{', '.join([*known, *LOADER_OPTIONS])}"
-        )
+    given = [f"{name}={value}" for name, value in contract.options if name not in LOADER_OPTIONS]
     try:
-        parsed = OmegaConf.from_dotlist([f"{name}={value}" for name, value in given.items()])
-        made: CachePolicy = make_object(OmegaConf.merge(dict(has), parsed), "cache")
+        options = OmegaConf.merge(dict(has), OmegaConf.from_dotlist(given))
+        made: CachePolicy = make_object(options, "cache")
     # A class may refuse its options by any exception, and the user chose the options.
     except Exception as error:
         raise ValueError(f"{contract}: {error}") from error

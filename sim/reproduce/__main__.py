@@ -115,7 +115,7 @@ def outcomes_of(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Shown(*columns, console=Console(stderr=True)) as bar:
+    with Shown(*columns) as bar:
         task = bar.add_task(f"{paper.title}: runs", total=len(set(wanted)))
         results = runner.results(
             paper, wanted, lambda done, total: bar.update(task, completed=done, total=total)

@@ -22,6 +22,7 @@ import pytest
 from omegaconf import DictConfig
 
 from helpers.golden import KEPT
+from sim.answers.whatif_questions import QUESTIONS
 from sim.fitting.fits import profile_of
 from sim.results.outputs import answer
 from sim.results.timeline import trace_events
@@ -132,6 +133,14 @@ def test_a_verb_takes_the_options_that_it_took(verb: Verb, kept: Callable[..., N
     parts = {name: digest(repr(value)) for name, value in vars(verb).items() if name != "options"}
     options = {f"option {one.key}": digest(repr(one)) for one in verb.options}
     kept(f"verb: {verb.name}", {**parts, **options})
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_asks_at_the_values_that_it_asked_at(
+    name: str, kept: Callable[..., None]
+) -> None:
+    parts = vars(QUESTIONS[name]).items()
+    kept(f"question: {name}", {part: digest(told) for part, told in parts if not callable(told)})
 
 
 def test_what_is_fitted_is_what_it_was(bundled_trace: Trace, kept: Callable[..., None]) -> None:

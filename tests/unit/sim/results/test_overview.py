@@ -47,6 +47,12 @@ def test_one_run_alone_is_not_called_the_fastest() -> None:
     assert verdict(lossy) == where + "low (lossy) decodes 4 tokens/s."
 
 
+def test_runs_whose_times_were_not_kept_are_compared_by_their_speeds() -> None:
+    bare = [Done(one.summary, (), None) for one in (run("low", 5, labels=LOST), run("a", 2))]
+    (found,) = overview(bare).sets
+    assert verdict(found).endswith("system, 2 tokens/s; low is 2.50x as fast and lossy.")
+
+
 def test_what_cannot_be_told_apart_is_said() -> None:
     other = run("b", 1.99)
     times = other.decode_ns
