@@ -144,6 +144,12 @@ def test_on_tiny_instances_the_bound_is_near_the_best_schedule() -> None:
     assert np.mean([relaxed > 1.02 * simple for relaxed, simple, _ in found]) > 0.15
 
 
+def test_the_ascent_ends_where_it_ended() -> None:
+    """Any end is a bound. Steps of another width end elsewhere, by more than two ns."""
+    found = [bound_ns(ONE_SIZE[number])[0] for number in (0, 2, 3)]
+    assert found == pytest.approx([19_901, 12_973, 9_958], abs=2)
+
+
 def test_no_cache_is_below_the_best_schedule() -> None:
     """So the brute force has missed no schedule."""
     reached = 0
