@@ -183,6 +183,14 @@ def test_what_ends_early_leaves_nothing_in_its_folder(tmp_path: Path, was_there:
         pass
 
 
+def test_a_folder_that_was_taken_or_refused_leaves_no_open_descriptor(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    before = os.listdir("/proc/self/fd")
+    with locked(place), pytest.raises(OSError, match="another process"), locked(place):
+        pass
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.parametrize(("module", "name"), [(os, "open"), (fcntl, "flock"), (os, "fstat")])
 def test_a_signal_while_a_folder_is_taken_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
