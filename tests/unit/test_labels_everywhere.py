@@ -168,7 +168,7 @@ def ask_demo(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> 
     configure, load_trace = demo.configure, demo.load_trace
     patch.setattr(demo, "configure", lambda *words: configure(*words, *FEW))
     patch.setattr(demo, "load_trace", lambda _, **options: load_trace(str(trace), **options))
-    assert demo.main([f"output_dir={out}"]) == 0
+    assert demo.main([f"output_dir={out}", "overwrite=yes"]) == 0
 
 
 class Here(ThreadPoolExecutor):
@@ -212,6 +212,7 @@ def ask_frontier(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch)
             f"trace.path={trace}",
             *FEW,
             f"output_dir={out}",
+            "overwrite=yes",
         ]
     )
 
@@ -275,13 +276,13 @@ def ask_versus(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
 def ask_pareto(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     from sim.pareto import main
 
-    return main([str(study), f"output_dir={out}"])
+    return main([str(study), f"output_dir={out}", "overwrite=yes"])
 
 
 def ask_report(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     from sim.report import main
 
-    status = main([*runs_of(study), f"output_dir={out}"])
+    status = main([*runs_of(study), f"output_dir={out}", "overwrite=yes"])
     print(
         re.sub(
             r"<svg.*?</svg>", "", (out / "report.html").read_text(encoding="utf-8"), flags=re.DOTALL
@@ -453,7 +454,7 @@ def ask_ask(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> i
     patch.setattr(ask, "ProcessPoolExecutor", Here)
     patch.setattr(answers, "systems_at", lambda *_: [("system=lru",)])
     words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", f"trace.path={trace}", *FEW]
-    return ask.main([*words, f"output_dir={out}"])
+    return ask.main([*words, f"output_dir={out}", "overwrite=yes"])
 
 
 def ask_export(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
@@ -465,7 +466,7 @@ def ask_export(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
         Search, "climb", lambda self, *, cached: self.simulate([self.line(15, cached=False)])
     )
     words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", f"trace.path={trace}", *FEW]
-    return export.main([*words, f"output_dir={out}"])
+    return export.main([*words, f"output_dir={out}", "overwrite=yes"])
 
 
 def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
@@ -529,6 +530,10 @@ LONG = {
 """Many seconds each; the tests of these commands ask for one label in passing."""
 
 
+EMPTY = {"sim.ask", "sim.demo", "sim.export", "sim.frontier", "sim.pareto", "sim.report"}
+"""Asked to empty a folder that has something in it (overwrite=yes)."""
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in PRINTERS],
@@ -544,9 +549,14 @@ def test_a_printer_says_what_a_reader_must_know(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("COLUMNS", "160")
+    before = tmp_path / "out" / "before.txt"
+    if name in EMPTY:
+        before.parent.mkdir()
+        before.touch()
     status = PRINTERS[name](trace, study, tmp_path / "out", monkeypatch)
     told = capsys.readouterr()
     assert not status, told.err
+    assert not before.exists()
     printed = flat(told.out)
     for label in LABELS:
         assert label in printed, f"{name} prints numbers without {label!r}:\n{told.out}"
