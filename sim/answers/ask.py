@@ -190,7 +190,7 @@ def answer(
         str(error) if (error := error_of(run)) is not None else "",
     )
     best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind))]
-    with ThreadPoolExecutor(2 * len(best) or 1) as threads:
+    with ThreadPoolExecutor() as threads:
         changed = [threads.submit(_changes, row, run, bench) for row in best]
         needed = (
             [threads.submit(one, best[0], run, bench, target) for one in (_link, _memory)]
