@@ -9,7 +9,6 @@ where there are any, else synthetic ones. ``docs/ask.md`` says how to read the a
 from __future__ import annotations
 
 import csv
-import json
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from sim.answers.ask_fits import fit_beside
 from sim.answers.ask_gates import asked
 from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
+from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
@@ -119,7 +119,7 @@ def _at_the_end_of(tokens: int, run: Run) -> list[str]:
 def _write(place: Path, found: Found, text: str) -> None:
     """Write ``answer.json``, ``answer.txt``, ``table.csv`` and the figure."""
     content = {"answer": text, **found.plain(), "labels": told_of(found)}
-    (place / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(place / "answer.json", content)
     (place / "answer.txt").write_text(text + "\n", encoding="utf-8")
     with (place / "table.csv").open("w", newline="", encoding="utf-8") as file:
         rows = [

@@ -12,7 +12,6 @@ and sites where it is largest. The causes sum to the difference (`sim.answers.ti
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -29,6 +28,7 @@ from sim.answers.time_audit import TimeAudit, audit_times
 from sim.answers.time_audit_figure import draw
 from sim.answers.time_parts import Tables
 from sim.engine.simulate import simulate
+from sim.process.files import write_json
 from sim.results.frames import Frames
 from sim.results.labels import Labels, caption, labels_of
 from sim.results.outputs import check_writable
@@ -136,7 +136,7 @@ def write(directory: Path, found: TimeAudit, title: str, labels: Labels) -> None
     """Write the figure and ``audit_time.json``."""
     draw(directory, found, title, labels)
     told = {"title": title, **asdict(found), "difference_ns": found.difference_ns}
-    (directory / "audit_time.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "audit_time.json", told)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ too. What is printed after ``run with`` repeats the fastest run.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
 from sim.answers.serving import profiled, requests_of, written
 from sim.answers.serving_words import points_of, replay_command, told_of
+from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
@@ -100,7 +100,7 @@ def _hand_over(words: Words, place: Path, console: Console) -> None:
         "labels": found.labels.row(),
         "points": list(map(asdict, found.points)),
     }
-    (place / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(place / "answer.json", content)
     console.print(points_of(found))
     console.print(text, soft_wrap=True, markup=False)
     command = replay_command(size)
@@ -149,7 +149,7 @@ def _write(place: Path, found: Search, text: str, given: Sequence[str]) -> None:
     (place / "flags.txt").write_text(best[0].flags.line() + "\n", encoding="utf-8")
     rows = [{**asdict(row), "labels": row.labels.row(), "line": row.flags.line()} for row in best]
     content = {"answer": text, "run": _repeated(found, given), "lines": rows}
-    (place / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(place / "answer.json", content)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ loads of any cache it makes. Hits do not depend on the machine, so its memory is
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.progress import Shown
 from sim.process.shared import Shared
@@ -242,7 +242,7 @@ def write(found: Frontier, directory: Path) -> None:
         directory / "table.csv"
     )
     content = {"title": found.title, "labels": labels, "rows": rows}
-    (directory / "table.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "table.json", content)
     draw(found, directory)
 
 

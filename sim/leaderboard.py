@@ -11,7 +11,6 @@ it was interrupted.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -28,6 +27,7 @@ from rich.table import Table
 from sim.board.certificates import certificate
 from sim.board.entries import Board, Entry, Left, boards_of, check_entrant, entered
 from sim.board.page import coverage_of, page
+from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.results.intervals import OVER
 from sim.results.labels import told
@@ -88,7 +88,7 @@ def write(
             if one is not base and base is not None:
                 place = folder / f"{board.name}_{_plain(one.name)}_against_{_plain(base.name)}.json"
                 content = certificate(board, one, base)
-                place.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+                write_json(place, content)
                 files[board.name, one.name] = str(place)
     text = page(boards, left, against, files, command)
     (output_dir / PAGE).write_text(text, encoding="utf-8")

@@ -12,7 +12,6 @@ time. The column ``labels`` has what a reader must know of each row (`sim.result
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.progress import tracked
 from sim.process.shared import Shared
@@ -205,7 +205,7 @@ def _write(found: pl.DataFrame, system: str, directory: Path) -> None:
         {**row, "labels": told([(system, from_row(row["labels"]))])}
         for row in found.iter_rows(named=True)
     ]
-    (directory / "table.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "table.json", rows)
     flat = [{**row, "labels": "; ".join(row["labels"])} for row in rows]
     pl.DataFrame(flat).write_csv(directory / "table.csv")
 

@@ -6,7 +6,6 @@ The things are memory, link, predictor, CPU, bits and context; ``--help`` explai
 from __future__ import annotations
 
 import csv
-import json
 import multiprocessing
 import shutil
 import sys
@@ -25,6 +24,7 @@ from sim.answers.whatif_figure import draw
 from sim.answers.whatif_growth import growth_in, growth_table
 from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question
 from sim.answers.whatif_words import sentence, table_of
+from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
@@ -326,7 +326,7 @@ def _write(directory: Path, found: Answer, text: str, system: str) -> None:
         writer.writeheader()
         writer.writerows(asdict(row) for row in found.rows)
     content = {"system": system, "answer": text, **asdict(found), "labels": told(found.labels)}
-    (directory / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "answer.json", content)
     draw(directory, found, system)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from sim.process.files import write_json
 from sim.results.labels import Labels, labels_in
 from sim.results.run import Run
 from sim.study.trials import Trial, prepared
@@ -232,4 +233,4 @@ def written(place: Path, profile: Profile, requests: Sequence[dict[str, Any]]) -
     np.savez(place / PROFILE, **profile.arrays())  # type: ignore[arg-type]
     lines = "".join(json.dumps(row) + "\n" for row in requests)
     (place / REQUESTS).write_text(lines, encoding="utf-8")
-    (place / ENGINE).write_text(json.dumps(profile.engine(), indent=1) + "\n", encoding="utf-8")
+    write_json(place / ENGINE, profile.engine())

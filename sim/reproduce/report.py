@@ -5,7 +5,6 @@ Each paper gets a table, a figure, counts, and everything as JSON.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.process.files import write_json
 from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import VERDICTS, Verdict, counts
@@ -174,7 +174,7 @@ def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
         }
         for v in verdicts
     ]
-    (folder / f"{paper.name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / f"{paper.name}.json", rows)
     draw(folder / f"{paper.name}.png", paper, verdicts)
 
 

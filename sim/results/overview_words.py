@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.process.files import write_json
 from sim.results.intervals import OVER
 from sim.results.labels import told
 from sim.results.overview import BOUND, LOSSLESS, LOSSY, Line, Overview, Refused, Set
@@ -151,7 +151,7 @@ def write(found: Overview, directory: Path) -> list[Path]:
         "runs": rows,
         "refused": [{"words": one.words, "why": one.why} for one in found.refused],
     }
-    files[2].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(files[2], content)
     return [*files, *(draw(found, directory / "figure") if rows else ())]
 
 

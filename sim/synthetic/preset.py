@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from sim.process.files import write_json
 from sim.synthetic.gate_walk import Walk
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
@@ -304,7 +305,7 @@ def write_fits(preset: Preset, fits: Mapping[str, Fit]) -> Path:
             ],
         }
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    write_json(path, stored)
     return path
 
 
