@@ -190,7 +190,7 @@ class Replayer:
         """The gate of each lookup of the log."""
         needs = self.workload.needs
         cells = needs.tick * self.units + needs.expert
-        order = np.argsort(cells, kind="stable")
+        order = np.argsort(cells)
         self._need: Ints = order[np.searchsorted(cells[order], self.tick * self.units + log.expert)]
 
     @property

@@ -102,6 +102,8 @@ def test_a_run_gets_the_quality_of_its_own_configuration_the_closed_loops_first(
         "closed",
         6.0,
     )
+    turned = {point.key[0]: point.loss for point in join(summaries, qualities[::-1])}
+    assert turned["hobbit"] == 0.01, "whichever is read first"
     assert (points["x"].loss, points["x"].quality_class) == (None, UNMEASURED)
     assert (points["fate"].speed, points["fate"].quality_class) == (7.0, LOSSY)
     assert {name for name, on in zip(points, mark(list(points.values())), strict=True) if on} == {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sim.reproduce.roles import Claim
-from sim.reproduce.verdicts import Verdict, partly
+from sim.reproduce.rules import Value
+from sim.reproduce.verdicts import Verdict, _spreads, partly
 
 
 def verdict(extent: str, sign: bool | None, inside: bool | None, *ends: float) -> Verdict:
@@ -33,3 +36,20 @@ def test_of_claims_in_part_those_count_that_have_the_sign_or_lie_inside_a_narrow
         "published sign or order": 2,
         "inside an interval of at most 2x": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "points", "spreads"),
+    [
+        ((1.0, 2.0), [(1.5, 3.0), (1.25, 4.0, 2.0)], ((1.25, 1.5), (3.0, 4.0))),
+        ((1.0,), [(1.5, 3.0), (1.25, 4.0)], ()),
+        ((1.0, 2.0), [(1.5, 3.0), (1.25,)], ()),
+        ((1.0, 2.0), [(), (1.25, 2.0)], ()),
+    ],
+)
+def test_the_ends_of_a_range_spread_where_every_value_has_both(
+    target: tuple[float, ...],
+    points: list[tuple[float, ...]],
+    spreads: tuple[tuple[float, float], ...],
+) -> None:
+    assert _spreads(target, [Value(1.0, one) for one in points]) == spreads

@@ -47,3 +47,11 @@ def test_an_option_has_one_name_and_one_digest_wherever_the_package_lies(
 
 def test_no_command_writes_a_machine_into_an_installed_package(installed: Path) -> None:
     assert places.machine_file("mine") == Path("mine/hardware/mine.yaml")
+
+
+def test_results_may_go_where_nothing_is(tmp_path: Path) -> None:
+    assert places.is_free(tmp_path)
+    assert places.is_free(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    assert not places.is_free(tmp_path)
+    assert not places.is_free(tmp_path / "file")
