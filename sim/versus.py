@@ -89,7 +89,7 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
             alone.append(
                 Alone(row["system"], row["overrides"], f"it is {row['status']}: {row['error']}")
             )
-        elif not row["decode_ns"] or not sum(row["decode_ns"]):
+        elif not sum(row["decode_ns"] or ()):
             alone.append(Alone(row["system"], row["overrides"], "it decodes nothing"))
         else:
             grouped.setdefault(json.dumps(row_conditions(row), sort_keys=True), []).append(row)

@@ -5,6 +5,7 @@ Their ratios are those of sim.compare.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,9 @@ def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
     assert "no cell of lru cache=lru has its conditions" in why["trace.split=fit"]
     assert "trace.split fit, not eval" in why["trace.split=fit"]
     assert "hardware." in why["hardware=rtx3090_pcie4"]
+    nearest = why["hardware=rtx3090_pcie4"].partition("the nearest differs: ")[2]
+    assert nearest.count(", not ") == 2
+    assert re.search(r" and [1-9]\d* more$", nearest)
     assert why["budget.resident_share=0.01"].startswith("it is refused: pool")
     assert main([str(dataset), "lru cache=lru"]) == 0
     told = " ".join(capsys.readouterr().out.split())

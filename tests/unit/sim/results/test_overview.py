@@ -120,6 +120,17 @@ def test_of_many_runs_the_fastest_are_printed_and_all_are_written(
     assert len((tmp_path / "table.csv").read_text().splitlines()) == MOST_LINES + 3
 
 
+@pytest.mark.parametrize(("sets", "shown"), [(5, 8), (13, 3), (20, 3)])
+def test_of_many_budgets_each_shows_its_part_of_the_lines_and_three_at_least(
+    sets: int, shown: int
+) -> None:
+    shares = [0.04 * number for number in range(1, sets + 1)]
+    found = overview([run(f"s{at}", at, share=share) for share in shares for at in range(1, 10)])
+    text = io.StringIO()
+    show(found, Console(file=text, width=80))
+    assert f"{sets * (9 - shown)} slower runs are in table.csv" in " ".join(text.getvalue().split())
+
+
 def of_every_kind() -> Overview:
     """Two budgets and two kinds of work; runs with and without intervals, and times by sequence."""
     runs = [
