@@ -29,8 +29,17 @@ from sim.results.run import Run
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
-from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings, moves_kv
+from sim.setup.refusals import (
+    FIT,
+    check_drafts,
+    check_parts,
+    check_recorded,
+    checked_settings,
+    moves_kv,
+)
 from sim.setup.run_memory import check_run_memory
+from sim.traces.drafts import with_draft_sites
+from sim.traces.residency_log import EXPERT_BYTES_FILE
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
@@ -71,7 +80,12 @@ def build(
     parts = make_parts(config)
     model, hardware, selector = parts.model, parts.hardware, parts.precision
     trace = trace or _shared_trace(parts, shared)
-    model.check_trace(trace.header.model, trace.header.name, trace.header.null_experts)
+    header = trace.header
+    model.check_trace(header.model, header.name, header.null_experts, header.draft_sites)
+    if header.draft_sites != model.draft_sites:
+        trace = _with_drafts(trace, model.draft_sites, shared)
+    tells_bytes = EXPERT_BYTES_FILE in header.files and model.transplant is None
+    check_drafts(parts, tells_bytes=tells_bytes, is_real=bool(stored_bytes))
     workload = _shared_workload(parts, trace, shared)
     check_parts(parts, workload)
     check_recorded(config, selector.constant, workload)
@@ -82,7 +96,7 @@ def build(
     _prepare(parts, ("precision",), workload)
     held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
     directory = trace_directory(parts.trace.path)
-    recorded = None if stored_bytes else recorded_bytes(directory, trace.header, model)
+    recorded = None if stored_bytes else recorded_bytes(directory, header, model)
     sizes = recorded.sizes() if recorded else {}
     geometry_of = partial(
         make_geometry,
@@ -251,6 +265,15 @@ def _shared_trace(parts: Parts, shared: Shared) -> Trace:
         required.preferences,
     )
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
+
+
+def _with_drafts(trace: Trace, layers: int, shared: Shared) -> Trace:
+    """The trace as a run sees it whose drafts visit so many sites."""
+    # The pair holds the trace, so that no other trace can have its identity meanwhile.
+    _, found = shared.get(
+        ("drafts", id(trace), layers), lambda: (trace, with_draft_sites(trace, layers))
+    )
+    return found
 
 
 def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:

@@ -81,7 +81,9 @@ SHRINKING = "shrinking"
 """Pools that give way to keys and values, and come back. Only the simulator has them."""
 PREFIXES = "prefixes"
 """Prompts that begin alike, and keys and values in tiers. Only the simulator moves these."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING, PREFIXES)
+DRAFT_SITES = "draft_sites"
+"""Drafts whose experts are offloaded, too. Only the simulator drafts."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING, PREFIXES, DRAFT_SITES)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -97,6 +99,8 @@ OF_ONE_DEVICE = {
 """What several devices refuse (contracts C163 and C179)."""
 NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
 """What held prefixes refuse (contract C179), and what recorded steps alone have."""
+NOT_BESIDE_DRAFTS = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
+"""What drafts that offload their experts refuse (contract C192), and what recorded steps have."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.
@@ -151,6 +155,7 @@ def random_mixture(
     lanes: bool = False,
     shrinks: bool = False,
     prefixes: bool = False,
+    drafts: bool = False,
 ) -> Scenario:
     """A random valid subset of the features, and rivals, devices, lanes or pools that shrink if they
     are asked for. `devices`: how they split the model.
@@ -172,11 +177,15 @@ def random_mixture(
         chosen = (chosen | {SHRINKING}) - {"write_back"}
     if prefixes:
         chosen = (chosen | {PREFIXES}) - NOT_BESIDE_PREFIXES
+    if drafts:
+        chosen = (chosen | {DRAFT_SITES}) - NOT_BESIDE_DRAFTS
     return _build(chosen, seed, ties, len(FEATURES))
 
 
 def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenario:
     names = set(chosen)
+    if DRAFT_SITES in names:
+        names.add("drafts")
     rng = np.random.default_rng([seed, int(ties), 100 + salt])
     if names & {"prefill_chunk", "arrivals", "drafts", PREFIXES} and not names & {
         "static",
@@ -206,7 +215,7 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
 
 def _suits(scenario: Scenario, names: set[str]) -> bool:
     """Whether the features can matter in this scenario, and are not refused in it."""
-    apart = {"dense", "encoder_decoder", DEVICES} | LOOKS_AHEAD
+    apart = {"dense", "encoder_decoder", DEVICES, DRAFT_SITES} | LOOKS_AHEAD
     return (scenario.sites > 1 or not names & apart) and (
         scenario.precisions == 1 or not names & {"partial", "forecast_routes"}
     )
