@@ -172,7 +172,7 @@ def check_drafts(parts: Parts, *, tells_bytes: bool, is_real: bool) -> None:
     if not parts.model.draft_sites:
         return
     fitted = [
-        f"{section} {type(policy).__name__}, which is fitted,"
+        f"{section} {type(policy).__name__} (nothing is fitted on a draft layer)"
         for section, policy in parts.policies().items()
         if policy.requires.fit is not None or policy.requires.gate_inputs
     ]
@@ -181,7 +181,7 @@ def check_drafts(parts: Parts, *, tells_bytes: bool, is_real: bool) -> None:
         f"loader.dense_slots={parts.loader.dense_slots}": parts.loader.dense_slots > 0,
         "hardware.devices": parts.hardware.devices is not None,
         ", ".join(fitted): bool(fitted),
-        "a trace that tells the bytes of its experts, and of no draft layer's,": tells_bytes,
+        "a trace that tells the bytes of its experts (and of no draft layer's)": tells_bytes,
         "a run on a device": is_real,
     }
     for what, is_so in refused.items():
