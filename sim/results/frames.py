@@ -178,8 +178,8 @@ class Frames:
         """One row for each need from number ``first`` to before ``last``.
 
         ``gate_ns`` is the time of its lookup; in a later wave that is its admission. ``phase`` is
-        that of its step: ``prefill`` where any row is a prompt's, ``draft`` where it drafts. ``skips`` says when its selector
-        leaves it out (``never``, ``if_absent``, ``always``).
+        that of its step: ``prefill`` where any row is a prompt's, ``draft`` where it drafts.
+        ``skips`` says when its selector leaves it out (``never``, ``if_absent``, ``always``).
         """
         rows, workload, needs = slice(first, last), self.workload, self.workload.needs
         told = self.needs[rows].with_columns(pl.col(pl.Enum).cast(pl.String))

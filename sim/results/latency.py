@@ -83,7 +83,9 @@ def with_drafting(tokens: pl.DataFrame) -> pl.DataFrame:
     # Steps that draft stand right before the one that checks what they drafted.
     begun = (
         tokens.with_columns(
-            checked_by=pl.when(pl.col("phase") != "draft").then("step").fill_null(strategy="backward")
+            checked_by=pl.when(pl.col("phase") != "draft")
+            .then("step")
+            .fill_null(strategy="backward")
         )
         .group_by("checked_by")
         .agg(start_ns=pl.col("start_ns").min())

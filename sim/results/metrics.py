@@ -105,7 +105,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
     }
 
 
-def _drafts(frames: Frames) -> dict[str, float] | None:
+def _drafts(frames: Frames) -> dict[str, float | None] | None:
     """The drafts that were checked and kept, and the tokens that a step of a sequence gave.
 
     Where drafts offload their experts, also the hits of their lookups, and the time of their steps.

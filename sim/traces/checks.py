@@ -181,7 +181,9 @@ def _check_lookahead(trace: Trace) -> None:
         for ahead in range(1, scores.shape[2] + 1):
             beyond = np.arange(num_sites) + ahead >= ends
             wrong = ~np.isnan(scores[:, :, ahead - 1]) & beyond[:, None]
-            rule = "must be NaN past the last site" + (" of its stack" if encoder or trace.header.draft_sites else "")
+            rule = "must be NaN past the last site" + (
+                " of its stack" if encoder or trace.header.draft_sites else ""
+            )
             _refuse(f"lookahead_{norm} {ahead} sites ahead", wrong, scores[:, :, ahead - 1], rule)
 
 

@@ -107,9 +107,7 @@ def drafting_steps(parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
             for part, ahead in zip(parts, left, strict=True)
             if ahead > nth
         )
-    yield tuple(
-        replace(part, drafted=ahead > 0) for part, ahead in zip(parts, left, strict=True)
-    )
+    yield tuple(replace(part, drafted=ahead > 0) for part, ahead in zip(parts, left, strict=True))
 
 
 class _Turn:

@@ -236,25 +236,33 @@ class Choices:
         needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
         return Union(needs, self.sites, self.units, j)
 
-    def needs(
-        self, rows: Rows, first: NDArray[np.int64], gates: int, sites: slice = ALL
-    ) -> Needs:
+    def needs(self, rows: Rows, first: NDArray[np.int64], gates: int, sites: slice = ALL) -> Needs:
         """The needs of ``rows`` at some ``sites``, where rows of the same gate are united.
 
         A row's gate at the n-th of these sites has the number ``first + n``, below ``gates``.
         ``first`` has one value for each row, or one for all.
         """
-        experts, weights, scores = (
-            column[rows][:, sites] for column in (*self.chosen, self.scores)
+        (experts, weights), scores = self.chosen, self.scores
+        return _merged(
+            experts[rows][:, sites],
+            weights[rows][:, sites],
+            scores[rows][:, sites],
+            first,
+            gates,
+            self.experts,
         )
-        return _merged(experts, weights, scores, first, gates, self.experts)
 
     def needs_apart(
         self, rows: Rows, first: NDArray[np.int64], gates: int, sites: slice = ALL
     ) -> Needs:
         """The same as ``needs``, faster, for rows no two of which have a gate in common."""
-        experts, weights = (column[rows][:, sites] for column in self.chosen)
-        return _apart(experts, weights, lambda: self.scores[rows][:, sites], first)
+        experts, weights = self.chosen
+        return _apart(
+            experts[rows][:, sites],
+            weights[rows][:, sites],
+            lambda: self.scores[rows][:, sites],
+            first,
+        )
 
     def keys(self, row: int) -> list[list[int]]:
         """The needs of one row as keys of precision 0, by site, in need order."""

@@ -14,7 +14,6 @@ from itertools import pairwise
 
 from sim.values.units import require_number, require_range
 
-
 ON_DEVICE, OFFLOADED = "on_device", "offloaded"
 DRAFT_EXPERTS = (ON_DEVICE, OFFLOADED)
 
@@ -92,6 +91,15 @@ class Speculation:
     def sites(self) -> int:
         """Through how many layers with offloaded experts a draft runs."""
         return self.layers if self.tokens and self.experts == OFFLOADED else 0
+
+    @property
+    def expected_tokens(self) -> float:
+        """The mean number of tokens that a step gives which checks all drafts."""
+        kept, sum_of = 1.0, 1.0
+        for chance in self._chances:
+            kept *= chance
+            sum_of += kept
+        return sum_of
 
     def outcomes(self, sequence: int, count: int) -> tuple[float, ...]:
         """The draws of a sequence's first ``count`` decoded tokens, in [0, 1)."""

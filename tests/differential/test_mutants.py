@@ -13,7 +13,14 @@ from itertools import product
 
 import pytest
 
-from differential import draft_mutants, engine_mutants, mutants, prefix_mutants, production_rows, reference
+from differential import (
+    draft_mutants,
+    engine_mutants,
+    mutants,
+    prefix_mutants,
+    production_rows,
+    reference,
+)
 from differential.mutants import Plant, always, batched, nothing, replaced, switched
 from differential.rows import Timeline
 from differential.scenario import Cache, Scenario

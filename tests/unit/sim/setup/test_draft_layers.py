@@ -210,9 +210,15 @@ def test_draft_layers_take_memory_as_layers_of_the_model(
     ("words", "told"),
     [
         (("workload.draft_layers=0",), "such drafts have no experts; set workload.draft_layers=1"),
-        (("workload.draft_experts=gone",), "unknown workload.draft_experts=gone; allowed: on_device"),
+        (
+            ("workload.draft_experts=gone",),
+            "unknown workload.draft_experts=gone; allowed: on_device",
+        ),
         (("loader.dense_slots=2",), "does not go with loader.dense_slots=2; leave that out"),
-        (("system=moe_infinity",), "predictor ActivationMatching .nothing is fitted on a draft layer.; leave"),
+        (
+            ("system=moe_infinity",),
+            "predictor ActivationMatching .nothing is fitted on a draft layer.; leave",
+        ),
         (("devices=layers_2", "bounds=none"), "does not go with hardware.devices"),
     ],
 )
