@@ -14,13 +14,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sim.core.controller import Controller
+from sim.fitting.fits import profile_of
 from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.devices import device_of, route_of
+from sim.machine.devices import USE, device_of, route_of, with_ranking
 from sim.machine.devices_costs import Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
-from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.machine.roofline import Roofline
 from sim.policies.lookahead import transfers_within
@@ -91,6 +91,9 @@ def build(
     check_recorded(config, selector.constant, workload)
     check_devices_parts(parts, config, workload)
     fits = config["budget"] == FIT
+    if hardware.devices is not None and hardware.devices.order == USE:
+        hardware = with_ranking(hardware, profile_of(trace).ranking)
+        parts = replace(parts, hardware=hardware)
     budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
     _prepare(parts, ("precision",), workload)
@@ -110,7 +113,7 @@ def build(
     )
     geometry = geometry_of(budget=budget)
     if fits:
-        budget = fitting_budget(config, geometry_of, workload)
+        budget = fitting_budget(config, hardware, geometry_of, workload)
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
         geometry = geometry_of(budget=budget)
     others = ("predictor", "placement", "payload", "cache", "ram_cache")
@@ -125,7 +128,7 @@ def build(
     try:
         controller = make_controller(geometry, parts, kv_room)
     except CapacityError as error:
-        smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
+        smallest = _smallest_budget(config, parts, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
     durations.slots = controller.slots.count
     ledger = check_run_memory(
@@ -152,7 +155,10 @@ def build(
 
 
 def fitting_budget(
-    config: Mapping[str, Any], geometry_of: Callable[..., Geometry], workload: Workload
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    geometry_of: Callable[..., Geometry],
+    workload: Workload,
 ) -> Budget:
     """The largest share of the experts, to four decimals, that the run's device holds beside all
     else that the run takes.
@@ -162,7 +168,7 @@ def fitting_budget(
 
     def refusal(share: float) -> ValueError | None:
         try:
-            parts = make_parts(config)
+            parts = replace(make_parts(config), hardware=hardware)
             geometry = geometry_of(budget=Budget(share))
             _prepare(parts, ("cache", "ram_cache"), workload, geometry)
             controller = make_controller(geometry, parts)
@@ -360,8 +366,7 @@ def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = N
 
 def _smallest_budget(
     config: Mapping[str, Any],
-    model: Model,
-    precisions: tuple[str, ...],
+    made: Parts,
     workload: Workload,
     sizes: Mapping[str, Sequence[int]],
 ) -> str:
@@ -369,7 +374,7 @@ def _smallest_budget(
 
     Empty where no budget works.
     """
-    made = make_parts(config)
+    model, precisions = made.model, made.precision.precisions
     held = held_bits(made.precision.held, made.hardware)
     everything = all_slot_bytes(
         make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes)
@@ -377,7 +382,7 @@ def _smallest_budget(
 
     def works(share: float) -> bool:
         try:
-            parts = make_parts(config)
+            parts = replace(make_parts(config), hardware=made.hardware)
             geometry = make_geometry(
                 model,
                 precisions,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -504,7 +505,7 @@ def _devices(draw: Draw, scenario: Scenario) -> Scenario:
 
 
 def _owners(draw: Draw, scenario: Scenario) -> Scenario:
-    """Two or three devices that own experts, the first ones home's."""
+    """Two or three devices that own experts, other ones at each site."""
     count = draw.between(2, min(3, scenario.experts))
     places = range(1, scenario.experts)
     cuts = sorted(int(c) for c in draw.rng.choice(places, size=count - 1, replace=False))
@@ -516,6 +517,7 @@ def _owners(draw: Draw, scenario: Scenario) -> Scenario:
         draw.below(2, 60),
         shared=draw.coin(0.3),
         owner=tuple(sum(e >= cut for cut in cuts) for e in range(scenario.experts)),
+        turn=tuple(draw.between(0, scenario.experts - 1) for _ in range(scenario.sites)),
     )
     (first,) = scenario.links
     links = [first] + [
@@ -545,9 +547,9 @@ def _by_device(scenario: Scenario, pool: PoolSpec, where: Devices) -> list[PoolS
     for device in range(len(where.slower)):
         sites = tuple(site for site, of in enumerate(where.of) if of == device)
         # The place after the last expert is the dense block's.
-        units = enumerate((*where.owner, 0) if where.owner else ())
-        experts = tuple(unit for unit, of in units if of == device)
-        mine = replace(pool, sites=sites, experts=experts)
+        every = product(range(scenario.sites), range(scenario.experts + 1) if where.owner else ())
+        owned = frozenset(key for key in every if where.has((0, *key)) == device)
+        mine = replace(pool, sites=sites, owned=owned)
         found.append(replace(mine, initial=tuple(filter(mine.covers, pool.initial))))
     return found
 
