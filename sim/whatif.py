@@ -1,6 +1,6 @@
 """``python -m sim.whatif QUESTION``: say how speed depends on one thing, and where that turns.
 
-The things are memory, link, predictor, CPU, bits and context; ``--help`` explains each.
+The things are memory, link, predictor, CPU, bits, context and drafts; ``--help`` explains each.
 """
 
 from __future__ import annotations
@@ -118,8 +118,12 @@ def _about(run: Run) -> str:
 
 
 def _on_base(question: Question, words: Sequence[str]) -> list[str]:
-    """``words`` after those of the question's own whose sections they do not give."""
-    given = {group_of(word) for word in words}
+    """``words`` after those of the question's own that they do not replace: any word about the budget
+    replaces its budget, and another choice of a group its choice.
+    """
+    given = {word.partition("=")[0] for word in words} | {
+        "budget" for word in words if group_of(word) == "budget"
+    }
     return [*(word for word in question.base if group_of(word) not in given), *words]
 
 
@@ -293,7 +297,7 @@ def _values(name: str, text: str | None) -> tuple[float, ...]:
     question = QUESTIONS[name]
     if text is None:
         return question.values
-    values = tuple(sorted(float(part) for part in text.split(",")))
+    values = tuple(sorted({*question.always, *(float(part) for part in text.split(","))}))
     if values[0] > question.most:
         raise ValueError(f"values={text}: {question.axis} can be {question.most:g} at most")
     return values

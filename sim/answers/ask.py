@@ -35,6 +35,7 @@ from sim.study.trials import Trial, slots_a_layer
 from sim.values.units import GIB
 from sim.verbs.names import chosen_by, names
 from sim.workload.kv_room import GROWING
+from sim.workload.speculation import OFFLOADED
 
 PLAIN = "fp16"
 """The precision of systems that change none: they are asked at each of the precisions."""
@@ -206,7 +207,7 @@ def answer(
 
 def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
     """Twice the link, more memory, INT4, twice the context, slots that shrink with it, fewer bits of
-    keys and values, and drafted tokens, each alone.
+    keys and values, and drafted tokens (whose layer's experts stay, or are offloaded), each alone.
     """
     each = "" if run.hardware.devices is None else " for each GPU"
     wanted = {
@@ -238,10 +239,17 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
             f"++model.kv_bits={FEWER_KV_BITS:g}",
         )
     if run.workload.batching == "sequential" and not run.workload.speculation.tokens:
-        wanted[f"drafting {DRAFTS} tokens a step, as often right as one engine logged,"] = (
+        drafting = f"drafting {DRAFTS} tokens a step, as often right as one engine logged,"
+        wanted[drafting] = (
             *row.words,
             "workload=mtp_4",
             f"workload.draft_tokens={DRAFTS}",
+        )
+        wanted[
+            f"drafting {DRAFTS} tokens a step with a layer whose experts are offloaded, too,"
+        ] = (
+            *wanted[drafting],
+            f"workload.draft_experts={OFFLOADED}",
         )
     trials, _ = bench.all([row.words, *wanted.values()])
     before = decode_time_and_tokens(trials[row.words])[0]

@@ -14,6 +14,7 @@ from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
 from sim.study.trials import Trial, prepared
 from sim.values.units import gb_per_s
+from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Question:
     - ``arithmetic`` answers where nothing is searched for, from the overrides, their run and the
       values that ran.
     - ``is_discrete``: there is nothing between two values.
+    - ``always`` are values that are asked for beside those that are given.
     - ``needs`` says what a ``{target}`` asks for, in three texts: a ``{value}``; it is reached
       everywhere from ``{low}`` to ``{high}``; it is reached nowhere. ``amount`` says a value of it,
       with its unit.
@@ -53,6 +55,7 @@ class Question:
     is_discrete: bool = False
     is_apart: bool = False
     base: tuple[str, ...] = ()
+    always: tuple[float, ...] = ()
     amount: str = "{:.3g}"
     needs: tuple[str, str, str] = (
         "{target} tokens/s need {value}",
@@ -186,6 +189,28 @@ def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven
     return BreakEven("memory is full", fills, ran[0], ran[-1], fills, told)
 
 
+def _at_drafts(tokens: float, run: Run) -> Mapping[str, tuple[str, ...]]:
+    layers = run.config["workload"].get("draft_layers") or 1
+    asked = f"workload.draft_tokens={tokens:g}", f"workload.draft_layers={layers}"
+    return {
+        name: (*asked, f"workload.draft_experts={where}")
+        for name, where in ((DRAFTS_MOVE, OFFLOADED), (DRAFTS_STAY, ON_DEVICE))
+    }
+
+
+def _drafts_pay(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven:
+    """How much longer than without drafts a step may take that checks the most of them."""
+    most = round(ran[-1])
+    given = replace(run.workload.speculation, tokens=most).expected_tokens
+    told = (
+        f"a step with {most} drafts gives {given:.3g} tokens in the mean, so they pay while it takes less than"
+        f" {given:.3g} times as long as one without"
+    )
+    return BreakEven("drafts pay", None, ran[0], ran[-1], given, told)
+
+
+DRAFTS_MOVE, DRAFTS_STAY = "offloaded", "on device"
+DRAFTS = "drafted tokens a step"
 KV_BITS = (4.5, 8.5)
 """llama.cpp's q4_0 and q8_0: 32 numbers in 18 and in 34 bytes (ggml, ``block_q4_0``)."""
 CONTEXT = "tokens of context"
@@ -290,5 +315,18 @@ QUESTIONS: dict[str, Question] = {
             "{target} tokens/s are reached up to {high}",
             "not even {low} gives {target} tokens/s",
         ),
+    ),
+    "drafts": Question(
+        DRAFTS,
+        (0, 1, 2, 3, 4),
+        _at_drafts,
+        None,
+        "",
+        ("", "", ""),
+        arithmetic=_drafts_pay,
+        is_discrete=True,
+        is_apart=True,
+        base=(FIT_BUDGET, "workload=mtp_4"),
+        always=(0,),
     ),
 }

@@ -37,6 +37,8 @@ def sentence(found: Answer, name: str) -> str:
         )
     if found.question == "kv":
         parts += _contexts(found, name)
+    if found.question == "drafts":
+        parts += _depths(found, name)
     if found.growth:
         parts.append(f"{name}: {growth_told(found.growth)}")
     return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
@@ -58,6 +60,22 @@ def _contexts(found: Answer, name: str) -> Iterator[str]:
         f" a layer and {best.tokens_per_s:.3g} tokens/s; what fewer bits of keys and values cost in"
         " quality is not measured here"
     )
+
+
+def _depths(found: Answer, name: str) -> Iterator[str]:
+    """Of each series how many drafts are fastest, and which are slower than none."""
+    for series in dict.fromkeys(row.series for row in found.rows):
+        rows = {row.value: row.tokens_per_s for row in found.rows if row.series == series}
+        none, best = rows.get(0.0), max(rows, key=lambda value: rows[value])
+        if not best:
+            yield f"{name}, drafts' experts {series}: no number of drafts is faster than none"
+            continue
+        told = f"{name}, drafts' experts {series}: {best:g} a step are fastest, {rows[best]:.3g} tokens/s"
+        if none is not None:
+            slower = [f"{value:g}" for value, speed in rows.items() if value and speed < none]
+            told += f", {rows[best] / none:.2f}x as fast as none"
+            told += f"; {', '.join(slower)} are slower than none" if slower else ""
+        yield told
 
 
 def table_of(found: Answer, system: str) -> Table:

@@ -109,7 +109,14 @@ class RunFiles:
 
     @property
     def sites(self) -> int:
-        return int(self.config["model"]["sites"])
+        return int(self.config["model"]["sites"]) + self.draft_sites
+
+    @property
+    def draft_sites(self) -> int:
+        """How many sites are of layers that draft tokens; they are the last ones."""
+        workload = self.config["workload"]
+        offloads = workload.get("draft_experts") == "offloaded" and workload.get("draft_tokens")
+        return int(workload["draft_layers"]) if offloads else 0
 
     @property
     def links(self) -> list[str]:

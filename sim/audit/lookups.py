@@ -48,6 +48,9 @@ def _hits(run: RunFiles) -> Iterator[Rule]:
     text = "(hit + high_for_low) / needs asked for"
     for key, lookups in (("hit_ratio", run.decode), ("hit_ratio_prefill", prefill)):
         yield Rule(key, _hit_ratio(lookups), text)
+    if run.draft_sites:
+        drafts = run.lookups.filter(pl.col("phase") == "draft")
+        yield Rule("drafts.hit_ratio", _hit_ratio(drafts), f"{text}, of steps that draft")
     names = run.precisions
     for name in names:
         # With one precision every need can be wanted at that one only.
@@ -109,10 +112,14 @@ def _quality(run: RunFiles) -> Iterator[Rule]:
 
 
 def _gates(run: RunFiles) -> int:
-    """The number of gates. In encoder-decoder models a step visits one of the two stacks."""
+    """The number of gates. In encoder-decoder models a step visits one of the two stacks. Steps that
+    draft visit the sites of draft layers, and no other step does.
+    """
     encoder = int(run.config["model"].get("encoder_sites") or 0)
     if not encoder:
-        return len(run.steps) * run.sites
+        drafting = run.tokens.filter(pl.col("phase") == "draft")["step"].n_unique()
+        own = run.sites - run.draft_sites
+        return drafting * run.draft_sites + (len(run.steps) - drafting) * own
     reading = run.tokens.filter(pl.col("phase") == "prefill")["step"].n_unique()
     return reading * encoder + (len(run.steps) - reading) * (run.sites - encoder)
 

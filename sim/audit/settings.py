@@ -135,6 +135,9 @@ def _steps(run: RunFiles) -> Iterator[Rule | Left]:
     for name, unset in (("tokens", 0), ("accepted", 1.0), ("seed", 0), ("layers", 0)):
         told = workload.get(f"draft_{name}", unset)
         yield Rule(f"contracts.draft_{name}", told, f"workload.draft_{name}")
+    if run.draft_sites:
+        told = workload["draft_experts"]
+        yield Rule("contracts.draft_experts", told, "workload.draft_experts")
     yield from _arrivals(run, workload)
     if "prefixes" in run.summary:
         told = workload.get("block_tokens")

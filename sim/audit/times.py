@@ -30,14 +30,29 @@ def after_the_first(run: RunFiles) -> pl.DataFrame:
     """The rows of ``tokens`` that are a sequence's second token or a later one.
 
     ``gap_ns`` is the time since the sequence's previous row. A sequence without a prompt has its
-    first token at the end of its first step.
+    first token at the end of its first step. A step that checks drafts begins when the first of them
+    did.
     """
-    rows = run.tokens.sort("sequence", "step")
+    rows = _as_checked(run.tokens).sort("sequence", "step")
     same = rows["sequence"] == rows["sequence"].shift(1)
     rows = rows.with_columns(
         gap_ns=rows["end_ns"] - rows["end_ns"].shift(1), follows=same.fill_null(False)
     )
     return rows.filter(pl.col("follows") & (pl.col("phase") == "decode"))
+
+
+def _as_checked(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows of ``tokens`` without those of steps that draft, whose time goes to the next step."""
+    begun: dict[int, int] = {}
+    opened = None
+    for step, phase, start_ns in (
+        rows.select("step", "phase", "start_ns").unique("step").sort("step").iter_rows()
+    ):
+        opened = start_ns if opened is None else opened
+        if phase != "draft":
+            begun[step], opened = opened, None
+    rest = rows.filter(pl.col("phase") != "draft")
+    return rest.with_columns(start_ns=pl.col("step").replace_strict(begun, return_dtype=pl.Int64))
 
 
 def counts_after_the_first(run: RunFiles) -> dict[int, int]:
@@ -118,6 +133,10 @@ def _drafts(run: RunFiles) -> Iterator[Rule]:
     yield Rule("drafts.checked", sum(row["drafts"] for row in rows), "drafts of decoded rows")
     yield Rule("drafts.kept", given - len(rows), "new tokens beyond one a row")
     yield Rule("drafts.tokens_per_step", given / len(rows), "new tokens / decoded rows")
+    if run.draft_sites:
+        drafting = run.tokens.filter(pl.col("phase") == "draft")
+        time_s = step_time_ns(drafting) / NS_PER_S
+        yield Rule("drafts.time_s", time_s, "time of the steps that draft")
 
 
 def _prefixes(run: RunFiles) -> Iterator[Rule | Left]:

@@ -13,7 +13,7 @@ import math
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
         "kind": artefact.kind,
         "parameters": dict(artefact.parameters),
         "trace": dict(artefact.trace),
-        "shape": asdict(artefact.shape),
+        "shape": {name: getattr(artefact.shape, name) for name in SHAPE_FIELDS},
         "sequences": list(artefact.sequences),
         "results": dict(artefact.results),
         "arrays_sha256": hashlib.sha256(packed).hexdigest(),

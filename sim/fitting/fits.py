@@ -24,7 +24,7 @@ _PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
 
 def shape_of(header: Header) -> Shape:
     model = header.model
-    return Shape(model.sites, model.experts, model.top_k, header.encoder_sites)
+    return Shape(model.sites, model.experts, model.top_k, header.encoder_sites, header.draft_sites)
 
 
 def fit_sequences(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LAYERS, SLICES, COPIES, OWNERS = "layers", "slices", "copies", "owners"
 SPLITS = (LAYERS, SLICES, COPIES, OWNERS)
 OWN, SHARED = "own", "shared"
+NUMBER, USE = "number", "use"
 MOST = 16
 
 
@@ -63,6 +64,8 @@ class Devices:
     - ``links``: whether each device has a link of its own, or all are behind one.
     - ``shares``: with ``layers`` and ``owners``, a number for each device (contracts C157, C169);
       () where all have the same.
+    - ``order``: with ``owners``, whether experts are dealt out by ``number`` or by ``use``.
+      ``ranked`` has every (site, expert) by use then, the most used first; a run fills it in.
     """
 
     count: int
@@ -72,12 +75,15 @@ class Devices:
     shares: Sequence[float] = ()
     others: Mapping[str, Device] = field(default_factory=dict)
     state_bits: float = 16.0
+    order: str = NUMBER
+    ranked: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         place = "hardware.devices"
         require_number(f"{place}.count", self.count, minimum=2, whole=True)
         require_range(f"{place}.count", self.count, 2, MOST, "devices; one device: devices=null")
-        for name, allowed in (("split", SPLITS), ("links", (OWN, SHARED))):
+        orders = (NUMBER, USE) if self.split == OWNERS else (NUMBER,)
+        for name, allowed in (("split", SPLITS), ("links", (OWN, SHARED)), ("order", orders)):
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{place}.{name}={value!r}; allowed: {', '.join(allowed)}")
         if not isinstance(self.peer, Peer):
@@ -143,19 +149,29 @@ class Devices:
         return self._at(layers, layers + 1)
 
     def owner_of(self, model: Model) -> tuple[int, ...]:
-        """By unit of a site, the device that owns it (contract C169).
+        """By key of a precision, the device that owns it (contract C169).
 
         Raise ValueError where a device would own no expert.
         """
-        stored = model.stored_experts
-        found = tuple(self._at(expert, stored) for expert in range(stored))
+        stored, units = model.stored_experts, model.experts + 1
+        owners = [0] * (model.sites * units)
+        if self.order == USE:
+            pairs = [(site, expert) for site, expert in self.ranked if expert < stored]
+            assert len(pairs) == model.sites * stored, "the run says which experts are used most"
+            for place, (site, expert) in enumerate(pairs):
+                owners[site * units + expert] = self._at(place, len(pairs))
+            found = owners
+        else:
+            found = [self._at(expert, stored) for expert in range(stored)]
+            rest = [0] * (units - stored)
+            owners = [*found, *rest] * model.sites
         if lacking := set(range(self.count)) - set(found):
             raise ValueError(
                 f"hardware.devices.shares={list(self.shares) or [1] * self.count} leaves device"
                 f" {min(lacking)} of {self.count} without an expert of {model.name} ({stored} a"
                 " layer); give it a larger share, or set hardware.devices.count"
             )
-        return (*found, *[0] * (model.experts + 1 - stored))
+        return tuple(owners)
 
     def _at(self, place: int, places: int) -> int:
         """The device that has a place of so many, by its share."""
@@ -192,7 +208,13 @@ def device_of(hardware: Hardware, model: Model) -> tuple[int, ...]:
         return ()
     if devices.has_layers:
         return tuple(of for of in devices.device_of(model) for _ in range(model.experts + 1))
-    return devices.owner_of(model) * model.sites
+    return devices.owner_of(model)
+
+
+def with_ranking(hardware: Hardware, ranking: Sequence[tuple[int, int]]) -> Hardware:
+    """The machine, whose devices own experts in this order of use."""
+    assert hardware.devices is not None
+    return replace(hardware, devices=replace(hardware.devices, ranked=tuple(ranking)))
 
 
 def each_alone(hardware: Hardware) -> Iterator[Hardware]:

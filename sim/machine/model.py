@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,7 @@ class Model:
       every site.
     - The first ``encoder_sites`` sites are an encoder's. The layers of the other sites then have
       cross-attention, too.
+    - The last ``draft_sites`` are layers that draft tokens, of a run that offloads their experts.
     - ``other_site_params`` and ``other_params`` count what else a layer with experts, and the
       model, has: biases, norms of queries and keys, gates of shared experts.
     - The last ``null_experts`` of ``experts`` compute nothing. They have no weights and are never a
@@ -99,6 +100,7 @@ class Model:
     sizes_of: str | None = None
     stored: str = AS_STORED[1]
     whole: tuple[int, int, int] | None = None
+    draft_sites: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -197,11 +199,11 @@ class Model:
     @property
     def _differences(self) -> list[str]:
         """How the layers and experts differ from those in ``whole``, in words."""
-        sites, experts, top_k = self.whole or (self.sites, self.experts, self.top_k)
-        layers = "MoE layers" if self.dense_intermediate else "layers"
+        sites, experts, top_k = self.whole or (self.own_sites, self.experts, self.top_k)
+        layers, own = "MoE layers" if self.dense_intermediate else "layers", self.own_sites
         return [
-            *([f"{self.sites} of its {sites} {layers}"] if self.sites < sites else []),
-            *([f"{self.sites} {layers} for its {sites}"] if self.sites > sites else []),
+            *([f"{own} of its {sites} {layers}"] if own < sites else []),
+            *([f"{own} {layers} for its {sites}"] if own > sites else []),
             *(
                 [f"{self.experts} experts a layer for its {experts}"]
                 if self.experts != experts
@@ -209,6 +211,15 @@ class Model:
             ),
             *([f"top-{self.top_k} for its top-{top_k}"] if self.top_k != top_k else []),
         ]
+
+    @property
+    def own_sites(self) -> int:
+        """The sites of the model itself, without those of layers that draft tokens."""
+        return self.sites - self.draft_sites
+
+    def with_drafts(self, layers: int) -> Model:
+        """This model with so many layers like its last one that draft tokens."""
+        return replace(self, sites=self.own_sites + layers, draft_sites=layers)
 
     def keeps(self, precision: str) -> bool:
         """Whether weights served at ``precision`` have lost nothing."""
@@ -368,14 +379,17 @@ class Model:
         """The cached bytes of one token over a site's layers."""
         return 0 if self.is_encoder(site) else self.layers_at(site) * self.layer_kv_bytes
 
-    def check_trace(self, shape: ModelShape, trace_name: str, null_experts: int = 0) -> None:
+    def check_trace(
+        self, shape: ModelShape, trace_name: str, null_experts: int = 0, draft_sites: int = 0
+    ) -> None:
         """Raise ValueError unless a trace's gates are this model's, or a declared transplant.
 
-        ``null_experts`` is how many of the trace's experts compute nothing.
+        ``null_experts`` is how many of the trace's experts compute nothing, ``draft_sites`` how
+        many of its sites draft tokens.
         """
         ours, theirs = (
-            (self.sites, self.experts, self.top_k),
-            (shape.sites, shape.experts, shape.top_k),
+            (self.own_sites, self.experts, self.top_k),
+            (shape.sites - draft_sites, shape.experts, shape.top_k),
         )
         if ours != theirs:
             raise ValueError(

@@ -23,6 +23,11 @@ Track = Callable[[Iterable[int]], Iterable[int]]
 Value = TypeVar("Value")
 
 
+def end_of_stack(site: int, *ends: int) -> int:
+    """Where the stack of ``site`` ends, of stacks with these ``ends``, ascending."""
+    return next(end for end in ends if site < end)
+
+
 class FitError(ValueError):
     """The content of a fit does not suit the policy. Whoever read the file adds its name."""
 
@@ -30,17 +35,18 @@ class FitError(ValueError):
 @dataclass(frozen=True)
 class Shape:
     """Sites and experts of a model. The first ``encoder_sites`` sites are an encoder's, visited
-    by prompts alone.
+    by prompts alone. The last ``draft_sites`` draft tokens, in steps of their own.
     """
 
     sites: int
     experts: int
     top_k: int
     encoder_sites: int = 0
+    draft_sites: int = 0
 
     def last(self, site: int) -> int:
         """The last site of the stack that ``site`` is in: no forecast goes beyond it."""
-        return (self.encoder_sites if site < self.encoder_sites else self.sites) - 1
+        return end_of_stack(site, self.encoder_sites, self.sites - self.draft_sites, self.sites) - 1
 
 
 @dataclass(frozen=True)

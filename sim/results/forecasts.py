@@ -177,7 +177,12 @@ def nearest_forecasts(
 
 def _count_single_rows(workload: Workload, counts: Counts) -> None:
     rows = np.array(
-        [step.start for step in workload.steps if step.decode and step.rows == 1], np.int64
+        [
+            step.start
+            for step in workload.steps
+            if step.decode and step.rows == 1 and not step.drafting
+        ],
+        np.int64,
     )
     forecast = workload.forecasts[0][rows, :-1, 0]  # made at site s for site s + 1
     actual = workload.experts_in_order[rows, 1:]

@@ -28,6 +28,7 @@ from sim.workload.steps import Workload
 
 Ints = NDArray[np.int64]
 LOOKUP_OUTCOMES = [outcome.name.lower() for outcome in Outcome]
+PHASES = ["prefill", "decode", "draft"]
 HITS = (Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH)
 MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
 NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
@@ -147,11 +148,11 @@ class Frames:
         )
         precisions = c.geometry.precisions
         step = workload.gate_step[needs.tick]
-        is_decode = np.array([step.decode for step in workload.steps], np.bool_)
+        phase = np.array([step.decode + step.drafting for step in workload.steps], np.uint8)
         return pl.DataFrame(
             {
                 "step": step,
-                "phase": named(is_decode[step], ["prefill", "decode"]),
+                "phase": named(phase[step], PHASES),
                 "key": key,
                 "expert": needs.expert,
                 "wanted": named(wanted, precisions),  # SKIP, -1, has no name
@@ -177,8 +178,8 @@ class Frames:
         """One row for each need from number ``first`` to before ``last``.
 
         ``gate_ns`` is the time of its lookup; in a later wave that is its admission. ``phase`` is
-        that of its step: ``prefill`` where any row is a prompt's. ``skips`` says when its selector
-        leaves it out (``never``, ``if_absent``, ``always``).
+        that of its step: ``prefill`` where any row is a prompt's, ``draft`` where it drafts.
+        ``skips`` says when its selector leaves it out (``never``, ``if_absent``, ``always``).
         """
         rows, workload, needs = slice(first, last), self.workload, self.workload.needs
         told = self.needs[rows].with_columns(pl.col(pl.Enum).cast(pl.String))
@@ -209,7 +210,8 @@ class Frames:
         A step of several sequences gives each of them a row. ``phase`` is ``prefill`` where the
         sequence's last row in the step belongs to its prompt. Where tokens are drafted, a decoded
         row stands for all tokens that the step gave its sequence: ``new_tokens`` of them, up to
-        ``position``, when it had checked so many ``drafts``.
+        ``position``, when it had checked so many ``drafts``. A step that drafts gives each of its
+        sequences a row of phase ``draft``, and no token.
         """
         record = self.record
         require_equal_lengths(
@@ -231,7 +233,9 @@ class Frames:
             "step",
             "sequence",
             "position",
-            pl.when(pl.col("phase") == DECODE)
+            pl.when(self._drafting(last))
+            .then(pl.lit("draft"))
+            .when(pl.col("phase") == DECODE)
             .then(pl.lit("decode"))
             .otherwise(pl.lit("prefill"))
             .alias("phase"),
@@ -247,6 +251,11 @@ class Frames:
                 for name, times in lane_times(record, self.durations, len(self.link_names)).items()
             ),
         )
+
+    def _drafting(self, rows: pl.DataFrame) -> pl.Series:
+        """Whether each of these rows, which have a step, is of a step that drafts."""
+        drafting = np.array([step.drafting for step in self.workload.steps], np.bool_)
+        return pl.Series(drafting[rows["step"].to_numpy()])
 
     def _last_rows(self) -> pl.DataFrame:
         """The last row of each sequence in each step, in order: step, sequence, position, phase.
@@ -308,7 +317,7 @@ class Frames:
         times = self.tokens.group_by("sequence", maintain_order=True).agg(
             start_ns=pl.col("start_ns").min(),
             first_token_ns=pl.col("end_ns").filter(pl.col("phase") == "prefill").max(),
-            first_decode_ns=pl.col("end_ns").min(),
+            first_decode_ns=pl.col("end_ns").filter(pl.col("phase") != "draft").min(),
             end_ns=pl.col("end_ns").max(),
             stall_ns=pl.col("stall_ns").sum(),
         )

@@ -16,6 +16,7 @@ import polars as pl
 
 from sim.machine.validated import Validated
 from sim.results.run import Run
+from sim.traces.drafts import STANDS_IN
 from sim.traces.header import Header
 
 Named = Iterable[tuple[str, "Labels"]]
@@ -114,8 +115,12 @@ def _machine(run: Run) -> str:
 
 
 def synthetic_label(header: Header) -> str | None:
-    """The label of a synthetic trace, for numbers computed from the trace alone; else None."""
-    return f"SYNTHETIC gates: {header.name}" if header.source == "synthetic" else None
+    """The label of a trace with gates that nobody recorded, for numbers computed from the trace
+    alone; else None.
+    """
+    told = [f"SYNTHETIC gates: {header.name}"] if header.source == "synthetic" else []
+    told += [str(header.provenance[STANDS_IN])] if STANDS_IN in header.provenance else []
+    return "; ".join(told) or None
 
 
 def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:

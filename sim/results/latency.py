@@ -61,9 +61,10 @@ def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
     """The rows of ``frames.tokens`` that are a sequence's second token or a later one.
 
     Its added column ``since_last_ns`` is the time since the sequence's previous row. A row is one
-    token, or ``new_tokens`` where tokens are drafted.
+    token, or ``new_tokens`` where tokens are drafted. Steps that draft count as a part of the step
+    that checks their drafts.
     """
-    table = frames.tokens
+    table = with_drafting(frames.tokens)
     rows = table.with_columns(
         **({} if "new_tokens" in table.columns else {"new_tokens": pl.lit(1, pl.Int64)}),
         since_last_ns=pl.col("end_ns") - pl.col("end_ns").shift(1).over("sequence"),
@@ -71,6 +72,29 @@ def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
     )
     # Without a prompt a sequence has its first token at the end of its first step.
     return rows.filter((pl.col("phase") == "decode") & ~pl.col("is_first")).drop("is_first")
+
+
+def with_drafting(tokens: pl.DataFrame) -> pl.DataFrame:
+    """The rows of steps that read or check tokens; each begins when its first draft did."""
+    drafts = tokens["phase"] == "draft"
+    if not drafts.any():
+        return tokens
+    checks = tokens.filter(~drafts)
+    # Steps that draft stand right before the one that checks what they drafted.
+    begun = (
+        tokens.with_columns(
+            checked_by=pl.when(pl.col("phase") != "draft")
+            .then("step")
+            .fill_null(strategy="backward")
+        )
+        .group_by("checked_by")
+        .agg(start_ns=pl.col("start_ns").min())
+    )
+    return checks.with_columns(
+        start_ns=checks.join(
+            begun, left_on="step", right_on="checked_by", how="left", maintain_order="left"
+        )["start_ns_right"]
+    )
 
 
 def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:

@@ -29,6 +29,7 @@ from sim.traces.trace import Header, trace_sha256
 from sim.values.types import Event, Geometry, PrefetchOutcome
 from sim.values.units import seconds
 from sim.values.version import VERSION
+from sim.workload.speculation import OFFLOADED
 
 SCHEMA = 1
 UNSAID = {
@@ -104,9 +105,10 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
     }
 
 
-def _drafts(frames: Frames) -> dict[str, float] | None:
+def _drafts(frames: Frames) -> dict[str, float | None] | None:
     """The drafts that were checked and kept, and the tokens that a step of a sequence gave.
 
+    Where drafts offload their experts, also the hits of their lookups, and the time of their steps.
     None where no token is drafted.
     """
     if not frames.workload.speculation.tokens:
@@ -117,6 +119,18 @@ def _drafts(frames: Frames) -> dict[str, float] | None:
         "checked": int(decoded["drafts"].sum()),
         "kept": given - len(decoded),
         "tokens_per_step": given / len(decoded),
+        **_drafting(frames),
+    }
+
+
+def _drafting(frames: Frames) -> dict[str, float | None]:
+    """The hits of the lookups of drafts, and the time of their steps; {} where experts stay."""
+    if not frames.workload.speculation.sites:
+        return {}
+    steps = frames.tokens.filter(pl.col("phase") == "draft").unique("step")
+    return {
+        "hit_ratio": hit_ratio(frames.needs.filter(pl.col("phase") == "draft")),
+        "time_s": seconds(int((steps["end_ns"] - steps["start_ns"]).sum())),
     }
 
 
@@ -363,6 +377,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
         **{name: told.get(name, unset) for name, unset in UNSAID.items()},
+        **({"draft_experts": OFFLOADED} if workload.speculation.sites else {}),
         **tiers_told(run),
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from sim.machine.durations import OwnedDurations
-from sim.results.frames import Frames
+from sim.results.frames import PHASES, Frames
 from sim.values.record import HOST_TIME
 
 STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
@@ -93,7 +93,7 @@ def _steps(frames: Frames, steps: int) -> Iterator[Event]:
         )
         yield _slice(
             STEP_TRACK,
-            f"{'decode' if step.decode else 'prefill'} {whose}",
+            f"{PHASES[step.decode + step.drafting]} {whose}",
             record.step_start_ns[step.index],
             record.step_end_ns[step.index],
             step=step.index,

@@ -14,13 +14,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sim.core.controller import Controller
+from sim.fitting.fits import profile_of
 from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.devices import device_of, route_of
+from sim.machine.devices import USE, device_of, route_of, with_ranking
 from sim.machine.devices_costs import Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
-from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.machine.roofline import Roofline
 from sim.policies.lookahead import transfers_within
@@ -29,8 +29,17 @@ from sim.results.run import Run
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
-from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings, moves_kv
+from sim.setup.refusals import (
+    FIT,
+    check_drafts,
+    check_parts,
+    check_recorded,
+    checked_settings,
+    moves_kv,
+)
 from sim.setup.run_memory import check_run_memory
+from sim.traces.drafts import with_draft_sites
+from sim.traces.residency_log import EXPERT_BYTES_FILE
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
@@ -71,18 +80,26 @@ def build(
     parts = make_parts(config)
     model, hardware, selector = parts.model, parts.hardware, parts.precision
     trace = trace or _shared_trace(parts, shared)
-    model.check_trace(trace.header.model, trace.header.name, trace.header.null_experts)
+    header = trace.header
+    model.check_trace(header.model, header.name, header.null_experts, header.draft_sites)
+    if header.draft_sites != model.draft_sites:
+        trace = _with_drafts(trace, model.draft_sites, shared)
+    tells_bytes = EXPERT_BYTES_FILE in header.files and model.transplant is None
+    check_drafts(parts, tells_bytes=tells_bytes, is_real=bool(stored_bytes))
     workload = _shared_workload(parts, trace, shared)
     check_parts(parts, workload)
     check_recorded(config, selector.constant, workload)
     check_devices_parts(parts, config, workload)
     fits = config["budget"] == FIT
+    if hardware.devices is not None and hardware.devices.order == USE:
+        hardware = with_ranking(hardware, profile_of(trace).ranking)
+        parts = replace(parts, hardware=hardware)
     budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
     _prepare(parts, ("precision",), workload)
     held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
     directory = trace_directory(parts.trace.path)
-    recorded = None if stored_bytes else recorded_bytes(directory, trace.header, model)
+    recorded = None if stored_bytes else recorded_bytes(directory, header, model)
     sizes = recorded.sizes() if recorded else {}
     geometry_of = partial(
         make_geometry,
@@ -96,7 +113,7 @@ def build(
     )
     geometry = geometry_of(budget=budget)
     if fits:
-        budget = fitting_budget(config, geometry_of, workload)
+        budget = fitting_budget(config, hardware, geometry_of, workload)
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
         geometry = geometry_of(budget=budget)
     others = ("predictor", "placement", "payload", "cache", "ram_cache")
@@ -111,7 +128,7 @@ def build(
     try:
         controller = make_controller(geometry, parts, kv_room)
     except CapacityError as error:
-        smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
+        smallest = _smallest_budget(config, parts, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
     durations.slots = controller.slots.count
     ledger = check_run_memory(
@@ -138,7 +155,10 @@ def build(
 
 
 def fitting_budget(
-    config: Mapping[str, Any], geometry_of: Callable[..., Geometry], workload: Workload
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    geometry_of: Callable[..., Geometry],
+    workload: Workload,
 ) -> Budget:
     """The largest share of the experts, to four decimals, that the run's device holds beside all
     else that the run takes.
@@ -148,7 +168,7 @@ def fitting_budget(
 
     def refusal(share: float) -> ValueError | None:
         try:
-            parts = make_parts(config)
+            parts = replace(make_parts(config), hardware=hardware)
             geometry = geometry_of(budget=Budget(share))
             _prepare(parts, ("cache", "ram_cache"), workload, geometry)
             controller = make_controller(geometry, parts)
@@ -253,6 +273,15 @@ def _shared_trace(parts: Parts, shared: Shared) -> Trace:
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
+def _with_drafts(trace: Trace, layers: int, shared: Shared) -> Trace:
+    """The trace as a run sees it whose drafts visit so many sites."""
+    # The pair holds the trace, so that no other trace can have its identity meanwhile.
+    _, found = shared.get(
+        ("drafts", id(trace), layers), lambda: (trace, with_draft_sites(trace, layers))
+    )
+    return found
+
+
 def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
     """The steps of a run. Steps that depend on the run's time are made anew for each run, others
     are shared.
@@ -337,8 +366,7 @@ def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = N
 
 def _smallest_budget(
     config: Mapping[str, Any],
-    model: Model,
-    precisions: tuple[str, ...],
+    made: Parts,
     workload: Workload,
     sizes: Mapping[str, Sequence[int]],
 ) -> str:
@@ -346,7 +374,7 @@ def _smallest_budget(
 
     Empty where no budget works.
     """
-    made = make_parts(config)
+    model, precisions = made.model, made.precision.precisions
     held = held_bits(made.precision.held, made.hardware)
     everything = all_slot_bytes(
         make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes)
@@ -354,7 +382,7 @@ def _smallest_budget(
 
     def works(share: float) -> bool:
         try:
-            parts = make_parts(config)
+            parts = replace(make_parts(config), hardware=made.hardware)
             geometry = make_geometry(
                 model,
                 precisions,

@@ -14,7 +14,7 @@ from sim.workload.kv_room import ALLOCATIONS, ONCE
 from sim.workload.lengths import Lengths
 from sim.workload.prefixes import Tiers
 from sim.workload.requests import Told, read_requests
-from sim.workload.speculation import Speculation
+from sim.workload.speculation import ON_DEVICE, Speculation
 
 TIERS = ("device", "ram", "disk")
 
@@ -71,6 +71,7 @@ class WorkloadChoice:
     draft_accepted: float | Sequence[float] = 1.0
     draft_seed: int = 0
     draft_layers: int = 0
+    draft_experts: str = ON_DEVICE
     requests: str | Sequence[object] | None = None
     block_tokens: int = 512
     kv_device_gib: float = 0.0
@@ -159,6 +160,7 @@ class WorkloadChoice:
             accepted if isinstance(accepted, int | float | str) else tuple(accepted),
             self.draft_seed,
             self.draft_layers,
+            self.draft_experts,
         )
 
     @property

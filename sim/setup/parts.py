@@ -79,10 +79,13 @@ def make_parts(config: Mapping[str, Any]) -> Parts:
 
     Raise ValueError, naming the section and its file, for what a section's class refuses.
     """
+    model, others = make_model(config), {name: make_part(config, name) for name in PARTS[2:]}
+    # Layers that draft tokens are sites of the run where their experts are offloaded.
+    drafts = others["workload"].speculation.sites
     return Parts(
-        model=make_model(config),
+        model=model.with_drafts(drafts) if drafts else model,
         hardware=make_hardware(config),
-        **{name: make_part(config, name) for name in PARTS[2:]},
+        **others,
     )
 
 

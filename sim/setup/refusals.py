@@ -163,6 +163,35 @@ def _check_lanes(parts: Parts) -> None:
             )
 
 
+def check_drafts(parts: Parts, *, tells_bytes: bool, is_real: bool) -> None:
+    """Raise ValueError for what does not go with drafts that offload their experts (contract C192).
+
+    ``tells_bytes``: the trace tells the bytes of its experts. ``is_real``: experts are those of a
+    store.
+    """
+    if not parts.model.draft_sites:
+        return
+    fitted = [
+        f"{section} {type(policy).__name__} (nothing is fitted on a draft layer)"
+        for section, policy in parts.policies().items()
+        if policy.requires.fit is not None or policy.requires.gate_inputs
+    ]
+    refused = {
+        "an encoder-decoder model": parts.model.encoder_sites > 0,
+        f"loader.dense_slots={parts.loader.dense_slots}": parts.loader.dense_slots > 0,
+        "hardware.devices": parts.hardware.devices is not None,
+        ", ".join(fitted): bool(fitted),
+        "a trace that tells the bytes of its experts (and of no draft layer's)": tells_bytes,
+        "a run on a device": is_real,
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise ValueError(
+                f"workload.draft_experts=offloaded does not go with {what}; leave that out, or set"
+                " workload.draft_experts=on_device"
+            )
+
+
 def check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
     """Raise ValueError where a part would need what the trace's recording left out.
 

@@ -90,7 +90,9 @@ def slots_a_layer(found: Trial) -> float:
     layers with experts.
     """
     slots: dict[str, int] = found.summary["budget"]["slots"]
-    return sum(slots.values()) / int(found.config["model"]["sites"])
+    drafts = found.summary["contracts"].get("draft_experts")
+    layers = int(found.config["workload"]["draft_layers"]) if drafts else 0
+    return sum(slots.values()) / (int(found.config["model"]["sites"]) + layers)
 
 
 def _key(words: Sequence[str]) -> str:

@@ -169,7 +169,8 @@ def _check_sums(trace: Trace) -> None:
 
 def _check_lookahead(trace: Trace) -> None:
     num_sites, encoder = trace.header.model.sites, trace.header.encoder_sites
-    ends = np.where(np.arange(num_sites) < encoder, encoder, num_sites)
+    stacks = [site.stack for site in trace.header.sites]
+    ends = np.array([num_sites - stacks[::-1].index(stack) for stack in stacks])
     for norm, scores in trace.lookahead.items():
         _refuse(
             f"lookahead_{norm}",
@@ -180,7 +181,9 @@ def _check_lookahead(trace: Trace) -> None:
         for ahead in range(1, scores.shape[2] + 1):
             beyond = np.arange(num_sites) + ahead >= ends
             wrong = ~np.isnan(scores[:, :, ahead - 1]) & beyond[:, None]
-            rule = "must be NaN past the last site" + (" of its stack" if encoder else "")
+            rule = "must be NaN past the last site" + (
+                " of its stack" if encoder or trace.header.draft_sites else ""
+            )
             _refuse(f"lookahead_{norm} {ahead} sites ahead", wrong, scores[:, :, ahead - 1], rule)
 
 

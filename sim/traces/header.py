@@ -32,7 +32,7 @@ SPLITS = ("fit", "eval")
 NORMS = ("raw", "renormed")
 POSITIONS = ("gate_in", "attn_in", "next_attn_in")
 SITE_KINDS = ("ffn", "attn")
-STACKS = ("encoder", "decoder")
+STACKS = ("encoder", "decoder", "draft")
 COLUMNS = ("logits", "lookahead", "expert_norms", "active_shares")
 STEP_NAMES = ("weights", "logits", "expert_norms", "active_shares")
 _INT16_MAX = (1 << 15) - 1
@@ -55,10 +55,11 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Site:
-    """One MoE block. Blocks are numbered in execution order, the encoder's first.
+    """One MoE block. Blocks are numbered in execution order, the encoder's first, drafts last.
 
-    ``layer`` is the block's layer number in the model, dense layers counted. ``stack`` is `encoder`
-    or `decoder`; in a model without an encoder every block is of the decoder.
+    ``layer`` is the block's layer number in the model, dense layers counted. ``stack`` is
+    `encoder`, `decoder` or `draft` (layers that draft tokens); in a model without an encoder and
+    draft layers every block is of the decoder.
 
     ``rule_match`` is the share (0..1) of recorded selections that ``rule`` reproduces from the
     logits as the model computed them, before any rounding. ``rule_weight_error`` is the largest
@@ -172,6 +173,14 @@ class Header:
         return sum(site.stack == "encoder" for site in self.sites)
 
     @property
+    def draft_sites(self) -> int:
+        """How many sites are of layers that draft tokens; they are the last ones.
+
+        Rows have what such a layer chose for the same token (contract C191).
+        """
+        return sum(site.stack == "draft" for site in self.sites)
+
+    @property
     def forecast_norms(self) -> tuple[str, ...]:
         """The norms of which the trace has forecasts of prompts (`sim.traces.forecasts`)."""
         return tuple(norm for norm in NORMS if forecasts_file(norm) in self.files)
@@ -198,7 +207,7 @@ class Header:
         plain = asdict(self)
         for row, site in zip(plain["sites"], self.sites, strict=True):
             row["rule"] = None if site.rule is None else site.rule.to_json()
-            if not self.encoder_sites:
+            if not self.encoder_sites and not self.draft_sites:
                 # Older traces have no such field: their text, and so their files, stay the same.
                 del row["stack"]
         if self.findings is None:
@@ -248,8 +257,11 @@ def check_header(header: Header) -> None:
         rule = f"must be 0..{model.sites - 1} in order, one for each of model.sites"
         raise TraceError(HEADER_FILE, "sites[].site", numbers, rule)
     stacks = [site.stack for site in header.sites]
-    if stacks != sorted(stacks, key=STACKS.index) or stacks[-1] != "decoder":
-        rule = "must be those of the encoder, if any, then at least one of the decoder"
+    if stacks != sorted(stacks, key=STACKS.index) or "decoder" not in stacks:
+        rule = (
+            "must be those of the encoder, if any, then at least one of the decoder, then those of"
+            " draft layers, if any"
+        )
         raise TraceError(HEADER_FILE, "sites[].stack", stacks, rule)
     for site in header.sites:
         try:

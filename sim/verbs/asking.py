@@ -22,7 +22,7 @@ ASK = "ask"
 LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
 SPLITS = ("layers", "slices", "copies", "owners")
 KV = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv")
+QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv", "drafts")
 GATES = (
     Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
     Option("sequences", "of synthetic gates: half of them count", Kind.WHOLE, "8", least=4),
@@ -141,7 +141,7 @@ VERBS = (
         "whatif",
         ASK,
         "sim.whatif",
-        "Say how speed depends on memory, link, predictor, cpu, bits or context, and where that turns.",
+        "Say how speed depends on memory, link, predictor, cpu, bits, context or drafts, and where that turns.",
         (
             Option(
                 "values", "the points, separated by commas (in the question's unit)", Kind.NUMBERS
@@ -162,6 +162,7 @@ VERBS = (
             "whatif link system=lru trace.max_sequences=2",
             "whatif memory system=lru values=0.25,0.5,0.75 trace.max_sequences=2",
             "whatif kv system=lru values=4096,65536 trace.max_sequences=2",
+            "whatif drafts system=lru values=2,4 trace.max_sequences=2",
         ),
         "docs/whatif.md",
         places="|".join(QUESTIONS),

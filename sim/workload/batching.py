@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -69,6 +69,9 @@ class Part:
     Rows are counted from the request's first prompt row. With ``decode`` the part is one decoded
     row and the drafts after it, else it is rows of the prompt. The request goes on after the first
     ``kept`` rows: a draft that was wrong is read again. ``found`` is what the request need not read.
+
+    A part that drafts is one row, of which nothing is kept: ``ahead`` is how many rows follow it in
+    the part that checks what is drafted. That one is ``drafted``, for its request has had a part.
     """
 
     request: Request
@@ -77,14 +80,34 @@ class Part:
     decode: bool
     kept: int
     found: Found = NOTHING_FOUND
+    ahead: int = 0
+    drafted: bool = False
+
+    @property
+    def drafting(self) -> bool:
+        return self.ahead > 0
 
     @property
     def begins(self) -> bool:
-        return self.first == self.found.tokens
+        return self.first == self.found.tokens and not self.drafted
 
     @property
     def ends(self) -> bool:
         return self.first + self.kept == self.request.rows
+
+
+def drafting_steps(parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
+    """The steps in which the drafts of ``parts`` are made, and then ``parts`` themselves (contract
+    C190): the n-th has a row of each request that checks n drafts or more.
+    """
+    left = [part.count - 1 if part.decode else 0 for part in parts]
+    for nth in range(max(left)):
+        yield tuple(
+            Part(part.request, part.first + nth, 1, True, 0, part.found, ahead - nth)
+            for part, ahead in zip(parts, left, strict=True)
+            if ahead > nth
+        )
+    yield tuple(replace(part, drafted=ahead > 0) for part, ahead in zip(parts, left, strict=True))
 
 
 class _Turn:
@@ -134,7 +157,8 @@ class Batcher:
     ``continuous`` it also takes one row of each request that decodes. Requests take their turns by
     arrival, then by number, and the parts of a step stand in that order. ``separate_prompts`` says
     that prompts and decoded rows visit different sites (encoder-decoder models), so that a prompt
-    must be read whole. With ``speculation`` a decoded row has drafts after it. With ``tiers`` a
+    must be read whole. With ``speculation`` a decoded row has drafts after it; where drafts offload
+    their experts, the steps that make them come before the one that checks them. With ``tiers`` a
     prompt begins behind the tokens whose keys and values are held.
 
     Raise ValueError for an unknown ``batching``, a number out of range, a request given twice, or
@@ -174,6 +198,7 @@ class Batcher:
         self._prefixes = None if tiers is None else Prefixes(tiers)
         self._waiting = deque(self.requests)
         self._running: list[_Turn] = []
+        self._to_come: deque[tuple[Part, ...]] = deque()  # what drafting steps lead to
 
     @property
     def most_rows(self) -> int:
@@ -192,6 +217,8 @@ class Batcher:
         All of the step must have run by the next call. If nothing can run yet, return the time of
         the next arrival, in ns; return None when everything has run.
         """
+        if self._to_come:
+            return self._to_come.popleft()
         if self._prefixes is not None:
             self._keep(self._prefixes)
         running = self._running = [turn for turn in self._running if turn.done < turn.request.rows]
@@ -202,8 +229,13 @@ class Batcher:
         if not running:
             return self._waiting[0].arrival_ns if self._waiting else None
         if any(turn.prompt_left > 0 for turn in running):
-            return tuple(self._prefill(running))
-        return tuple([turn.decode() for turn in running])
+            parts = tuple(self._prefill(running))
+        else:
+            parts = tuple([turn.decode() for turn in running])
+        if not self.speculation.sites:
+            return parts
+        self._to_come += drafting_steps(parts)
+        return self._to_come.popleft()
 
     def _turn(self, request: Request) -> _Turn:
         found = NOTHING_FOUND

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray
+from sim.policies.requires import end_of_stack
 from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
 from sim.traces.routing import shares_above
 from sim.traces.trace import DECODE, Trace
 
 Rows = slice | NDArray[np.int64]
 """Selects rows of a `Choices`: consecutive ones by a slice, others by their indices."""
+ALL = slice(None)
 ROWS_AT_ONCE = 4096
 Number = TypeVar("Number", bound=np.number[Any])
 
@@ -105,10 +107,9 @@ class Choices:
             trace.ids.shape[2],
         )
         self.units = self.experts + 1
-        encoder = trace.header.encoder_sites
-        self.reach = tuple(
-            min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites)
-        )
+        header = trace.header
+        ends = header.encoder_sites, self.sites - header.draft_sites, self.sites
+        self.reach = tuple(min(depth, end_of_stack(s, *ends) - 1 - s) for s in range(self.sites))
         """By site, how many sites ahead its forecasts go: they end with its stack."""
 
     @property
@@ -235,18 +236,33 @@ class Choices:
         needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
         return Union(needs, self.sites, self.units, j)
 
-    def needs(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
-        """The needs of ``rows``, where rows of the same gate are united.
+    def needs(self, rows: Rows, first: NDArray[np.int64], gates: int, sites: slice = ALL) -> Needs:
+        """The needs of ``rows`` at some ``sites``, where rows of the same gate are united.
 
-        A row's gate at a site has the number ``first + site``, below ``gates``. ``first`` has one
-        value for each row, or one for all.
+        A row's gate at the n-th of these sites has the number ``first + n``, below ``gates``.
+        ``first`` has one value for each row, or one for all.
         """
-        experts, weights, scores = self.chosen[0][rows], self.chosen[1][rows], self.scores[rows]
-        return _merged(experts, weights, scores, first, gates, self.experts)
+        (experts, weights), scores = self.chosen, self.scores
+        return _merged(
+            experts[rows][:, sites],
+            weights[rows][:, sites],
+            scores[rows][:, sites],
+            first,
+            gates,
+            self.experts,
+        )
 
-    def needs_apart(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
+    def needs_apart(
+        self, rows: Rows, first: NDArray[np.int64], gates: int, sites: slice = ALL
+    ) -> Needs:
         """The same as ``needs``, faster, for rows no two of which have a gate in common."""
-        return _apart(self.chosen[0][rows], self.chosen[1][rows], lambda: self.scores[rows], first)
+        experts, weights = self.chosen
+        return _apart(
+            experts[rows][:, sites],
+            weights[rows][:, sites],
+            lambda: self.scores[rows][:, sites],
+            first,
+        )
 
     def keys(self, row: int) -> list[list[int]]:
         """The needs of one row as keys of precision 0, by site, in need order."""

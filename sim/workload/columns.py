@@ -137,9 +137,14 @@ class StepColumns:
             raise RuntimeError(
                 "where sequences arrive over time there are no steps, and no needs, before the run"
             )
-        single = [step for step in self.steps if step.rows == 1]
-        parts = [self._needs_of(single, self.choices.needs_apart)] if single else []
-        parts += [self._needs_of(block, self.choices.needs) for block in self._blocks()]
+        stacks: dict[tuple[int, ...], list[Step]] = {}
+        for step in self.steps:
+            stacks.setdefault(step.sites, []).append(step)
+        parts = []
+        for steps in stacks.values():
+            single = [step for step in steps if step.rows == 1]
+            parts += [self._needs_of(single, self.choices.needs_apart)] if single else []
+            parts += [self._needs_of(of, self.choices.needs) for of in self._blocks(steps)]
         if len(parts) == 1:
             return parts[0]
         # Column by column: together they may take most of a run's memory.
@@ -159,28 +164,31 @@ class StepColumns:
         )
 
     def _needs_of(
-        self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]
+        self,
+        steps: Sequence[Step],
+        needs_of: Callable[[Rows, NDArray[np.int64], int, slice], Needs],
     ) -> Needs:
-        # Gates are numbered within these steps first, and renumbered to ticks at the end. A step's
-        # sites are consecutive, so its gate at a site is base + site.
-        first = np.cumsum([0, *(len(step.sites) for step in steps)])
-        base = first[:-1] - np.array([step.sites[0] for step in steps])
+        """The needs of steps that visit the same sites, which are consecutive."""
+        # Gates are numbered within these steps first, and renumbered to ticks at the end.
+        sites = steps[0].sites
+        first = np.arange(len(steps) + 1) * len(sites)
         rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
         found = needs_of(
             rows if self._place is None else self._places[rows],
-            np.repeat(base, [step.rows for step in steps]),
+            np.repeat(first[:-1], [step.rows for step in steps]),
             int(first[-1]),
+            slice(sites[0], sites[-1] + 1),
         )
         ticks = np.concatenate(
             [np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps]
         )
         return replace(found, tick=ticks[found.tick])
 
-    def _blocks(self) -> Iterator[list[Step]]:
-        """The steps of several rows, in blocks whose tables of unions take a few MB."""
+    def _blocks(self, steps: Sequence[Step]) -> Iterator[list[Step]]:
+        """Those steps of several rows, in blocks whose tables of unions take a few MB."""
         block: list[Step] = []
         room = BLOCK_CELLS
-        for step in self.steps:
+        for step in steps:
             if step.rows == 1:
                 continue
             cells = self.sites * (self.experts + step.rows * self.top_k)

@@ -2,7 +2,7 @@
 
 A cheap drafter guesses the next tokens of a sequence. One step of the model then checks them all:
 it reads the rows of the next token and of the drafts together. Drafts up to the first wrong one are
-kept, and with them one token more, which the model itself says. The definitions are contract C151.
+kept, and with them one token more, which the model itself says. The definitions are contracts C151 and C190.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sim.values.units import require_number, require_range
+
+ON_DEVICE, OFFLOADED = "on_device", "offloaded"
+DRAFT_EXPERTS = (ON_DEVICE, OFFLOADED)
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,10 @@ class Speculation:
       keep it, as engines log it; such shares never rise.
     - ``seed``: what the outcomes are drawn from. They belong to tokens, so that runs of other
       systems, and of other depths, meet the same outcomes.
-    - ``layers``: through how many layers like the model's last one a draft runs. Their experts stay
-      on the device. 0: drafts cost nothing (looked up in the text).
+    - ``layers``: through how many layers like the model's last one a draft runs. 0: drafts cost
+      nothing (looked up in the text).
+    - ``experts``: where the experts of these layers are. ``on_device``: they stay there.
+      ``offloaded``: they are offloaded like all others, and a draft is a step (contract C190).
 
     Raise ValueError for numbers out of range, or too few shares.
     """
@@ -35,12 +40,22 @@ class Speculation:
     accepted: float | tuple[float, ...] = 1.0
     seed: int = 0
     layers: int = 0
+    experts: str = ON_DEVICE
     _chances: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_number("workload.draft_tokens", self.tokens, whole=True)
         require_number("workload.draft_seed", self.seed, whole=True)
         require_number("workload.draft_layers", self.layers, whole=True)
+        if self.experts not in DRAFT_EXPERTS:
+            raise ValueError(
+                f"unknown workload.draft_experts={self.experts}; allowed: {', '.join(DRAFT_EXPERTS)}"
+            )
+        if self.experts == OFFLOADED and self.tokens and not self.layers:
+            raise ValueError(
+                "workload.draft_experts=offloaded with workload.draft_layers=0: such drafts have no"
+                " experts; set workload.draft_layers=1, or workload.draft_experts=on_device"
+            )
         object.__setattr__(self, "_chances", self._chances_of(self.accepted))
 
     def _chances_of(self, accepted: float | tuple[float, ...]) -> tuple[float, ...]:
@@ -69,7 +84,22 @@ class Speculation:
 
     @property
     def layers_in_use(self) -> int:
-        return self.layers if self.tokens else 0
+        """Through how many layers with experts that stay on the device a draft runs."""
+        return self.layers if self.tokens and self.experts == ON_DEVICE else 0
+
+    @property
+    def sites(self) -> int:
+        """Through how many layers with offloaded experts a draft runs."""
+        return self.layers if self.tokens and self.experts == OFFLOADED else 0
+
+    @property
+    def expected_tokens(self) -> float:
+        """The mean number of tokens that a step gives which checks all drafts."""
+        kept, sum_of = 1.0, 1.0
+        for chance in self._chances:
+            kept *= chance
+            sum_of += kept
+        return sum_of
 
     def outcomes(self, sequence: int, count: int) -> tuple[float, ...]:
         """The draws of a sequence's first ``count`` decoded tokens, in [0, 1)."""

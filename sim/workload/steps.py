@@ -147,7 +147,8 @@ class Workload(StepColumns):
         self._schedule: Schedule | None = None
         self._place: list[int] | None = None
         encoder = trace.header.encoder_sites
-        self._all_sites = tuple(range(self.sites))
+        self._all_sites = tuple(range(self.sites - trace.header.draft_sites))
+        self._draft_sites = tuple(range(len(self._all_sites), self.sites))
         self._sites_by_decode = (
             self._all_sites[:encoder] or self._all_sites,
             self._all_sites[encoder:],
@@ -290,7 +291,7 @@ class Workload(StepColumns):
         for part in parts:
             first = self._first_row[part.request.sequence] + part.first
             place += range(first, first + part.count)
-            tokens.append(self._tokens_so_far[place[-1]])
+            tokens.append(self._tokens_so_far[first + part.count - 1 + part.ahead])
         decode = all(part.decode for part in parts)
         step = Step(
             len(self.steps),
@@ -301,10 +302,11 @@ class Workload(StepColumns):
             decode,
             tuple(sorted(part.request.sequence for part in parts if part.begins)),
             tuple(sorted(part.request.sequence for part in parts if part.ends)),
-            self._sites_by_decode[decode],
+            self._draft_sites if parts[0].drafting else self._sites_by_decode[decode],
             max(part.count - 1 if part.decode else 0 for part in parts),
             tuple([part.kept for part in parts]) if self.speculation.tokens else (),
             None if self.tiers is None else found_of(parts),
+            parts[0].drafting,
         )
         self.steps.append(step)
         return step

@@ -25,7 +25,15 @@ from differential.scenario import (
     union,
 )
 
-COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals", "drafts", "prefixes"}
+COMPOSED = {
+    "static",
+    "continuous",
+    "prefill_chunk",
+    "arrivals",
+    "drafts",
+    "prefixes",
+    "draft_sites",
+}
 """Features in which steps are composed of requests."""
 
 
@@ -112,6 +120,7 @@ class Draw:
                 drafts=self.between(1, 3),
                 accepted=tuple(shares),
                 draft_seed=self.between(0, 5),
+                draft_sites=self.between(1, scenario.sites - 1) if "draft_sites" in names else 0,
             )
         if "prefixes" in names:
             size = self.between(1, 2)

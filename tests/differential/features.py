@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,9 @@ SHRINKING = "shrinking"
 """Pools that give way to keys and values, and come back. Only the simulator has them."""
 PREFIXES = "prefixes"
 """Prompts that begin alike, and keys and values in tiers. Only the simulator moves these."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING, PREFIXES)
+DRAFT_SITES = "draft_sites"
+"""Drafts whose experts are offloaded, too. Only the simulator drafts."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING, PREFIXES, DRAFT_SITES)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -97,6 +100,8 @@ OF_ONE_DEVICE = {
 """What several devices refuse (contracts C163 and C179)."""
 NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
 """What held prefixes refuse (contract C179), and what recorded steps alone have."""
+NOT_BESIDE_DRAFTS = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
+"""What drafts that offload their experts refuse (contract C192), and what recorded steps have."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.
@@ -151,6 +156,7 @@ def random_mixture(
     lanes: bool = False,
     shrinks: bool = False,
     prefixes: bool = False,
+    drafts: bool = False,
 ) -> Scenario:
     """A random valid subset of the features, and rivals, devices, lanes or pools that shrink if they
     are asked for. `devices`: how they split the model.
@@ -172,11 +178,15 @@ def random_mixture(
         chosen = (chosen | {SHRINKING}) - {"write_back"}
     if prefixes:
         chosen = (chosen | {PREFIXES}) - NOT_BESIDE_PREFIXES
+    if drafts:
+        chosen = (chosen | {DRAFT_SITES}) - NOT_BESIDE_DRAFTS
     return _build(chosen, seed, ties, len(FEATURES))
 
 
 def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenario:
     names = set(chosen)
+    if DRAFT_SITES in names:
+        names.add("drafts")
     rng = np.random.default_rng([seed, int(ties), 100 + salt])
     if names & {"prefill_chunk", "arrivals", "drafts", PREFIXES} and not names & {
         "static",
@@ -206,7 +216,7 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
 
 def _suits(scenario: Scenario, names: set[str]) -> bool:
     """Whether the features can matter in this scenario, and are not refused in it."""
-    apart = {"dense", "encoder_decoder", DEVICES} | LOOKS_AHEAD
+    apart = {"dense", "encoder_decoder", DEVICES, DRAFT_SITES} | LOOKS_AHEAD
     return (scenario.sites > 1 or not names & apart) and (
         scenario.precisions == 1 or not names & {"partial", "forecast_routes"}
     )
@@ -495,7 +505,7 @@ def _devices(draw: Draw, scenario: Scenario) -> Scenario:
 
 
 def _owners(draw: Draw, scenario: Scenario) -> Scenario:
-    """Two or three devices that own experts, the first ones home's."""
+    """Two or three devices that own experts, other ones at each site."""
     count = draw.between(2, min(3, scenario.experts))
     places = range(1, scenario.experts)
     cuts = sorted(int(c) for c in draw.rng.choice(places, size=count - 1, replace=False))
@@ -507,6 +517,7 @@ def _owners(draw: Draw, scenario: Scenario) -> Scenario:
         draw.below(2, 60),
         shared=draw.coin(0.3),
         owner=tuple(sum(e >= cut for cut in cuts) for e in range(scenario.experts)),
+        turn=tuple(draw.between(0, scenario.experts - 1) for _ in range(scenario.sites)),
     )
     (first,) = scenario.links
     links = [first] + [
@@ -536,9 +547,9 @@ def _by_device(scenario: Scenario, pool: PoolSpec, where: Devices) -> list[PoolS
     for device in range(len(where.slower)):
         sites = tuple(site for site, of in enumerate(where.of) if of == device)
         # The place after the last expert is the dense block's.
-        units = enumerate((*where.owner, 0) if where.owner else ())
-        experts = tuple(unit for unit, of in units if of == device)
-        mine = replace(pool, sites=sites, experts=experts)
+        every = product(range(scenario.sites), range(scenario.experts + 1) if where.owner else ())
+        owned = frozenset(key for key in every if where.has((0, *key)) == device)
+        mine = replace(pool, sites=sites, owned=owned)
         found.append(replace(mine, initial=tuple(filter(mine.covers, pool.initial))))
     return found
 

@@ -173,7 +173,13 @@ class ScenarioWorkload:
 
 
 def speculation_of(batching: Batching) -> Speculation:
-    return Speculation(batching.drafts, batching.accepted, batching.draft_seed)
+    return Speculation(
+        batching.drafts,
+        batching.accepted,
+        batching.draft_seed,
+        batching.draft_sites,
+        "offloaded" if batching.draft_sites else "on_device",
+    )
 
 
 def tiers_of(batching: Batching) -> Tiers | None:
@@ -218,10 +224,12 @@ class Schedule:
         for part in parts:
             request = scenario.requests[part.request.sequence]
             rows += [*request.prompt, *request.decode][part.first : part.first + part.count]
-        token = max(part.first + part.count for part in parts)
+        token = max(part.first + part.count + part.ahead for part in parts)
         sequences = tuple(part.request.sequence for part in parts)
         decode = all(part.decode for part in parts)
+        own = scenario.sites - batching.draft_sites
         sites = tuple(range(scenario.sites))
+        sites = sites[own:] if parts[0].drafting else sites[:own]
         if batching.encoder_sites:
             sites = sites[batching.encoder_sites :] if decode else sites[: batching.encoder_sites]
         every = range(scenario.sites)
@@ -265,6 +273,7 @@ class Schedule:
             max(p.count - 1 if p.decode else 0 for p in parts),
             tuple(p.kept for p in parts) if batching.drafts else (),
             found_of(parts) if batching.block_tokens else None,
+            parts[0].drafting,
         )
         workload.told.append(told)
         workload.steps.append(step)

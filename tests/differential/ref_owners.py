@@ -149,4 +149,4 @@ def rows_of(start_ns: int, end_ns: int, of: Owner) -> list[IdleRow]:
 def owner_of(scenario: Scenario, key: Key) -> int:
     """The device that computes a key; 0: home."""
     where = scenario.devices
-    return where.owner[key[2]] if where and where.owner else 0
+    return where.has(key) if where and where.owner else 0

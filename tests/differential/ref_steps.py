@@ -79,18 +79,43 @@ class Composed:
         self.unread = set(range(len(self.requests)))
         self.brought: dict[int, list[int]] = {}
         """By sequence: tokens that come from RAM, and from disk."""
+        self.planned: list[Planned] = []
+        """Drafts of a step, and the step that checks them, in the order in which they run."""
 
     def next_arrival(self) -> int | None:
         return self.requests[self.waiting[0]].arrival_ns if self.waiting else None
 
     def next(self, now: int) -> Planned | None:
+        if self.planned:
+            return self.planned.pop(0)
         self.remember()
         self.running = [s for s in self.running if self.done[s] < self.length(s)]
         if self.batching.kind == "continuous" or not self.running:
             self.join(now)
         if not self.running:
             return None
-        return self.compose(self.share_out())
+        shares = self.share_out()
+        if self.batching.draft_sites:
+            self.planned = list(self.drafts(shares))
+        self.planned.append(self.compose(shares))
+        return self.planned.pop(0)
+
+    def drafts(self, shares: dict[int, int]) -> Iterator[Planned]:
+        """Draft n reads the token that stands n - 1 behind the next one of each sequence that checks
+        n drafts. A context goes to the end of what will be checked.
+        """
+        for place in range(1, max(shares.values())):
+            drawn = [s for s, rows in shares.items() if rows > place and not self.prompt_left(s)]
+            if not drawn:
+                return
+            at = [self.done[s] + place - 1 for s in drawn]
+            every = [self.requests[s].prompt + self.requests[s].decode for s in drawn]
+            rows = [mine[row] for mine, row in zip(every, at, strict=True)]
+            begins = tuple(sorted(s for s in drawn if s in self.unread))
+            self.unread -= set(drawn)
+            token = max(self.done[s] + shares[s] for s in drawn)
+            last = range(self.scenario.sites)[-self.batching.draft_sites :]
+            yield Planned(self.step(tuple(drawn), rows, last, token), begins, ())
 
     def join(self, now: int) -> None:
         while self.waiting and len(self.running) < self.batching.size:
@@ -179,12 +204,13 @@ class Composed:
             self.done[s] += self.kept(s, count)
         ends = tuple(sorted(s for s in shares if self.done[s] == self.length(s)))
         ram, disk = (sum(self.brought[s][tier] for s in begins) for tier in (0, 1))
-        return Planned(self.step(tuple(shares), rows, decoding, token), begins, ends, (ram, disk))
+        visits = range(self.scenario.sites - self.batching.draft_sites)
+        if encoder := self.batching.encoder_sites:
+            visits = visits[encoder:] if decoding else visits[:encoder]
+        return Planned(self.step(tuple(shares), rows, visits, token), begins, ends, (ram, disk))
 
-    def step(self, members: tuple[int, ...], rows: list[Row], decoding: bool, token: int) -> Step:
+    def step(self, members: tuple[int, ...], rows: list[Row], visits: range, token: int) -> Step:
         sites = range(self.scenario.sites)
-        encoder = self.batching.encoder_sites
-        visits = (sites[encoder:] if decoding else sites[:encoder]) if encoder else sites
         lookahead = self.scenario.loader.lookahead
         return Step(
             sequence=members[0],

@@ -45,12 +45,12 @@ class PoolSpec:
     site: int | None = None
     initial: tuple[Key, ...] = ()
     sites: tuple[int, ...] = ()
-    """Those of a device, where there are several. `experts`: those that it owns."""
-    experts: tuple[int, ...] = ()
+    """Those of a device, where there are several. `owned`: the sites and experts that it owns."""
+    owned: frozenset[tuple[int, int]] = frozenset()
 
     def covers(self, key: Key) -> bool:
         is_here = not self.sites or key[1] in self.sites
-        is_here = is_here and (not self.experts or key[2] in self.experts)
+        is_here = is_here and (not self.owned or key[1:] in self.owned)
         return key[0] in self.precisions and self.site in (None, key[1]) and is_here
 
 
@@ -121,6 +121,7 @@ class Devices:
     times as long. Activations cross to another device in `cross_ns`, and so much more a row.
 
     With `owner` (by expert) each has some experts of every site instead, and the first all else.
+    `turn`: by site, from which expert on they are counted; () from 0 at each.
 
     Each device has a link of its own: `links` of the scenario are by device. With `shared` they
     have one.
@@ -133,6 +134,7 @@ class Devices:
     cross_row_ns: int = 0
     shared: bool = False
     owner: tuple[int, ...] = ()
+    turn: tuple[int, ...] = ()
 
     @property
     def split(self) -> str:
@@ -140,7 +142,11 @@ class Devices:
 
     def has(self, key: Key) -> int:
         """The device that has a key. Where devices own experts, dense blocks are home's."""
-        return (*self.owner, 0)[key[2]] if self.owner else self.of[key[1]]
+        if not self.owner:
+            return self.of[key[1]]
+        if key[2] == len(self.owner):
+            return 0
+        return self.owner[(key[2] + (self.turn[key[1]] if self.turn else 0)) % len(self.owner)]
 
 
 @dataclass(frozen=True)

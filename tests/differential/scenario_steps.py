@@ -111,7 +111,8 @@ class Batching:
     step's sequences.
 
     At most `drafts` tokens are drafted in a step, and `accepted[i]` is the share of steps that keep
-    the draft of place i (contract C151).
+    the draft of place i (contract C151). The last `draft_sites` sites are visited by drafts alone, in
+    steps of their own (contract C190).
 
     `block_tokens` > 0: prompts have blocks, and `tiers` (device, RAM, disk) hold so many.
     """
@@ -126,6 +127,7 @@ class Batching:
     drafts: int = 0
     accepted: tuple[float, ...] = ()
     draft_seed: int = 0
+    draft_sites: int = 0
     block_tokens: int = 0
     tiers: tuple[int, int, int] = (0, 0, 0)
 

@@ -94,7 +94,8 @@ class MeasuredWorkload(ScenarioWorkload):
     def encoder_sites(self) -> int:
         """Of an encoder-decoder model, the sites that a prompt visits."""
         visits = [step.sites for step in self.steps if not step.decode]
-        return len(visits[0]) if visits and len(visits[0]) < self.sites else 0
+        own = self.sites - self.speculation.sites
+        return len(visits[0]) if visits and len(visits[0]) < own else 0
 
     def settle(self) -> None:
         """The run is over: what its steps were made of."""
@@ -265,7 +266,7 @@ def _config(
         "ram_cache": pools,
         "model": {
             "name": "tiny",
-            "sites": scenario.sites,
+            "sites": scenario.sites - workload.speculation.sites,
             "experts": scenario.experts,
             "encoder_sites": workload.encoder_sites,
         },
@@ -276,7 +277,8 @@ def _config(
             "draft_tokens": workload.speculation.tokens,
             "draft_accepted": workload.speculation.accepted,
             "draft_seed": workload.speculation.seed,
-            "draft_layers": 0,
+            "draft_layers": workload.speculation.layers,
+            "draft_experts": workload.speculation.experts,
             "arrivals_per_s": None,
             "block_tokens": (scenario.batching and scenario.batching.block_tokens) or None,
             "arrivals_s": [request.arrival_ns / 1e9 for request in scenario.requests] or None,

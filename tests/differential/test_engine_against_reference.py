@@ -33,6 +33,9 @@ OWNER_MIXTURE = "mixture with owners"
 LANE_MIXTURE = "mixture with lanes"
 SHRINKING_MIXTURE = "mixture with shrinking"
 PREFIX_MIXTURE = "mixture with prefixes"
+DRAFT_MIXTURE, DRAFT_PREFIXES = "mixture with draft sites", "draft sites and prefixes"
+DRAFT_RIVALS, DRAFT_LANES = "draft sites among rivals", "draft sites with lanes"
+DRAFT_SHRINKING = "draft sites and shrinking"
 PREFIX_RIVALS, PREFIX_LANES = "prefixes among rivals", "prefixes with lanes"
 MIXTURES: dict[str, dict[str, Any]] = {
     MIXTURE: {},
@@ -44,6 +47,11 @@ MIXTURES: dict[str, dict[str, Any]] = {
     PREFIX_MIXTURE: {"prefixes": True},
     PREFIX_RIVALS: {"prefixes": True, "rivals": True},
     PREFIX_LANES: {"prefixes": True, "lanes": True},
+    DRAFT_MIXTURE: {"drafts": True},
+    DRAFT_PREFIXES: {"drafts": True, "prefixes": True},
+    DRAFT_RIVALS: {"drafts": True, "rivals": True},
+    DRAFT_LANES: {"drafts": True, "lanes": True},
+    DRAFT_SHRINKING: {"drafts": True, "shrinks": True},
 }
 KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, *MIXTURES)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
@@ -77,7 +85,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
         counts |= dict.fromkeys((LANE_MIXTURE, SHRINKING_MIXTURE, PREFIX_MIXTURE), -(-plain // 4))
-        counts |= dict.fromkeys((PREFIX_RIVALS, PREFIX_LANES), -(-plain // 20))
+        counts |= {DRAFT_MIXTURE: -(-plain // 4)}
+        few = (PREFIX_RIVALS, PREFIX_LANES, DRAFT_PREFIXES, DRAFT_RIVALS, DRAFT_LANES)
+        counts |= dict.fromkeys((*few, DRAFT_SHRINKING), -(-plain // 20))
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]

@@ -13,7 +13,14 @@ from itertools import product
 
 import pytest
 
-from differential import engine_mutants, mutants, prefix_mutants, production_rows, reference
+from differential import (
+    draft_mutants,
+    engine_mutants,
+    mutants,
+    prefix_mutants,
+    production_rows,
+    reference,
+)
 from differential.mutants import Plant, always, batched, nothing, replaced, switched
 from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
@@ -257,6 +264,12 @@ MUTANTS = {
         mutants.forecasts_first_to_shrink, "mixture with shrinking"
     ),  # 1
     "pools shrink alike": Mutant(mutants.pools_shrink_alike, "shrinking"),  # 1
+    "drafts read what they draft": Mutant(
+        draft_mutants.drafts_read_what_they_draft, "draft_sites"
+    ),  # 1
+    "all drafts at once": Mutant(draft_mutants.all_drafts_at_once, "draft_sites"),  # 2
+    "drafts follow what checks them": Mutant(draft_mutants.drafts_follow, "draft_sites"),  # 1
+    "a draft with too short a context": Mutant(draft_mutants.short_context, "draft_sites"),  # 39
     "what was done before forgotten": Mutant(
         replaced(Contest, "_settle", lambda contest, now: None), "rivals"
     ),  # 1

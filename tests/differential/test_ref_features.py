@@ -105,6 +105,9 @@ SHOWS: dict[str, Shows] = {
     "prefixes": lambda scenario, timeline: without(
         batching=replace(scenario.batching, tiers=(0, 0, 0))
     )(scenario, timeline),
+    "draft_sites": lambda scenario, timeline: without(
+        batching=replace(scenario.batching, draft_sites=0)
+    )(scenario, timeline),
     "rivals": without(rivalry=None),
     "devices": on_devices,
     "owners": on_devices,

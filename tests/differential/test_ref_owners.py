@@ -24,7 +24,13 @@ def two(*needs: int, resident: tuple[int, ...] = (), slots: int = 4, **rest: Any
     devices: dict[str, Any] = {"slower": (1, 1), "cross_ns": 3} | rest.pop("devices", {})
     one = machine(token(gate(*needs), rows=rest.pop("rows", 1)), **rest)
     pools = tuple(
-        PoolSpec(slots, (0,), None, tuple((0, 0, e) for e in resident if e in mine), experts=mine)
+        PoolSpec(
+            slots,
+            (0,),
+            None,
+            tuple((0, 0, e) for e in resident if e in mine),
+            owned=frozenset((0, e) for e in mine),
+        )
         for mine in (HOMES, OTHERS)
     )
     owner = tuple(expert % 2 for expert in range(8))

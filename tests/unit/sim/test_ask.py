@@ -80,6 +80,7 @@ def test_the_answer_tells_kinds_fits_and_changes_and_a_second_call_has_its_own_f
         "twice the link's bandwidth makes it",
         "a context of 8,192 tokens makes it",
         "drafting 2 tokens a step, as often right as one engine logged, makes it",
+        "drafting 2 tokens a step with a layer whose experts are offloaded, too, makes it",
         "gates recorded from tiny_mixtral",
         "no time of this machine was ever compared",
     ):

@@ -105,6 +105,46 @@ def test_in_the_same_bytes_fewer_bits_hold_more() -> None:
     assert "int2 decodes fastest" in sentence(found, "lru")
 
 
+# Contracts: C190
+def test_how_many_drafts_pay_is_told_for_experts_that_stay_and_for_offloaded_ones() -> None:
+    found = answer("drafts", ["system=lru", *SHORTER[:1], *SHORTER[2:]], (0, 1, 2), Inline())
+    rows = {(row.value, row.series): row for row in found.rows}
+    assert rows[0, "offloaded"].tokens_per_s == rows[0, "on device"].tokens_per_s
+    assert rows[2, "offloaded"].tokens_per_s != rows[2, "on device"].tokens_per_s
+    # Of 66 slots the draft layer's eight experts take eight; or 17 layers share the 66.
+    slots = {key: row.slots_a_layer for key, row in rows.items()}
+    assert slots[0, "on device"] * 16 == 66
+    assert slots[2, "on device"] * 16 == 58
+    assert slots[2, "offloaded"] * 17 == pytest.approx(66)
+    told = sentence(found, "lru")
+    # 1 + 0.696 + 0.445 tokens, as one engine logged.
+    assert "a step with 2 drafts gives 2.14 tokens in the mean" in told
+    for series in ("offloaded", "on device"):
+        speeds = {row.value: row.tokens_per_s for row in found.rows if row.series == series}
+        best = max(speeds, key=lambda value: speeds[value])
+        says = f"{best:g} a step are fastest" if best else "no number of drafts is faster than none"
+        assert f"lru, drafts' experts {series}: {says}" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], ["budget=fit", "workload=mtp_4"]),
+        (["workload.draft_accepted=0.9"], ["budget=fit", "workload=mtp_4"]),
+        (["workload=continuous_4"], ["budget=fit"]),
+        (["budget.resident_share=0.3"], ["workload=mtp_4"]),
+    ],
+)
+def test_a_question_s_own_words_give_way_to_those_that_replace_them(
+    words: list[str], wanted: list[str]
+) -> None:
+    assert whatif._on_base(QUESTIONS["drafts"], words) == [*wanted, *words]
+
+
+def test_no_drafts_are_asked_for_beside_any_number() -> None:
+    assert whatif._values("drafts", "2,4") == (0, 2, 4)
+
+
 def kv(*words: str, values: tuple[float, ...]) -> whatif.Answer:
     return answer("kv", ["system=lru", *SHORTER[:1], *SHORTER[2:], *words], values, Inline())
 

@@ -138,9 +138,20 @@ def test_experts_go_by_shares_of_those_that_have_weights(
         with pytest.raises(ValueError, match="leaves device 1 of 2 without an expert of m"):
             found.owner_of(model())
         return
-    assert found.owner_of(model()) == (0,) * homes + (1,) * (8 - homes) + (0,)
+    sites = model().sites
+    assert found.owner_of(model()) == ((0,) * homes + (1,) * (8 - homes) + (0,)) * sites
     stored = replace(model(), experts=10, null_experts=2)
-    assert found.owner_of(stored) == (0,) * homes + (1,) * (8 - homes) + (0,) * 3
+    assert found.owner_of(stored) == ((0,) * homes + (1,) * (8 - homes) + (0,) * 3) * sites
+
+
+# Contracts: C169
+def test_by_use_home_owns_those_used_most_whatever_their_layer() -> None:
+    """Two sites of three experts, and a third of all six is home's: the two most used."""
+    small, ranked = replace(model(2), experts=3), ((1, 2), (1, 0), (0, 1), (0, 0), (1, 1), (0, 2))
+    found = devices(split="owners", shares=(1, 2), order="use", ranked=ranked)
+    assert found.owner_of(small) == (1, 1, 1, 0, 0, 1, 0, 0)
+    with pytest.raises(ValueError, match=r"hardware\.devices\.order='use'; allowed: number"):
+        devices(order="use")
 
 
 def test_messages_have_the_bytes_of_the_rows_activations() -> None:

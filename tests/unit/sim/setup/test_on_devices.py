@@ -191,6 +191,22 @@ def test_owners_load_and_compute_beside_each_other() -> None:
     assert two["compute_busy_s"] < one["compute_busy_s"]
 
 
+# Contracts: C169
+@pytest.mark.parametrize("budget", [(), ("budget=fit",)])
+def test_home_computes_more_where_it_owns_the_experts_used_most(budget: tuple[str, ...]) -> None:
+    by_use = f"{OWNERS} hardware.devices.order=use".split()
+    found = {}
+    for words in ([OWNERS], by_use):
+        run = prepared([*COMMON, *budget, *words])
+        lookups = execute(run).frames.lookups
+        of = run.controller.geometry.device_of
+        home = [of[key % run.controller.geometry.plane] == 0 for key in lookups["key"]]
+        found[len(words)] = sum(home) / len(home)
+        assert of.count(0) - run.model.sites == of.count(1)
+    assert abs(found[1] - 0.5) < 0.1
+    assert found[2] > found[1] + 0.03
+
+
 # Contracts: C159
 def test_chunks_of_a_prompt_follow_each_other_through_all_devices() -> None:
     """Everything is resident: two devices take what one takes, and a message each chunk more."""
