@@ -110,9 +110,6 @@ class FittedPredictor(Predictor):
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
         raise NotImplementedError
 
-    def observe(self, gate: Gate) -> None:
-        pass
-
     def _forecast(self, site: int, shape: Shape, likeliness: FloatArray) -> list[RowForecast]:
         """The forecast of one site from likelinesses [R, E]; an empty list where all are 0."""
         found = RowForecast(site, shape.experts + 1, *likeliest(likeliness, self.count))

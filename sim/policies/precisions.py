@@ -289,8 +289,7 @@ class PerExpert(PrecisionSelector):
         )
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        if self.table is None:
-            return [0] * len(choice.needs)
+        assert self.table is not None
         row = self.table[choice.site]
         return [row[expert] for expert in choice.needs]
 

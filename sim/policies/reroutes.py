@@ -89,10 +89,7 @@ class MaskedGate(PrecisionSelector):
         if SKIP not in answers:
             return answers
         preferences = getattr(choice, "preferences", None)
-        if preferences is None:
-            raise RuntimeError(
-                f"site {site} does not tell what its router prefers; check_preferences before a run"
-            )
+        assert preferences is not None, "requires says so"
         rows, experts = np.asarray(choice.experts), preferences.shape[1]
         # By row, the experts that may still serve it: resident, and not chosen by its router.
         free = np.tile([resident.has(0, site, expert) for expert in range(experts)], (len(rows), 1))

@@ -77,8 +77,6 @@ def as_slice(keys: NDArray[np.intp]) -> Within:
     >>> as_slice(np.array([3, 4, 5])), as_slice(np.array([3])), as_slice(np.array([3, 5, 6]))
     (slice(3, 6, None), slice(3, 4, None), array([3, 5, 6]))
     """
-    if not len(keys):
-        return keys
     first, last = int(keys[0]), int(keys[-1]) + 1
     return slice(first, last) if last - first == len(keys) else keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -470,6 +471,51 @@ def test_a_log_without_decisions_is_refused(
     pl.read_parquet(place).clear().write_parquet(place)
     assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
     assert "decisions.parquet has no rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("[1]", "config.yaml must be a section of values; name"),
+        ("model: 3", r"config.yaml: model.sites and model.experts are [None, None], must be whole"),
+        ("model: {sites: 0, experts: 3}", "are [0, 3], must be whole numbers; "),
+        ("model: {sites: 2, experts: 65537}", "are [2, 65537], must be whole numbers; "),
+        ("model: {sites: true, experts: 3}", "are [True, 3], must be whole numbers; "),
+    ],
+)
+def test_a_configuration_without_the_models_sizes_is_refused(
+    tmp_path: Path, config: str, told: str
+) -> None:
+    (by_hand(tmp_path) / "config.yaml").write_text(config, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(told)):
+        RunLog(tmp_path)
+
+
+def test_tables_that_lack_columns_or_are_none_are_refused(tmp_path: Path) -> None:
+    place = by_hand(tmp_path) / "lookups.parquet"
+    whole = pl.read_parquet(place)
+    whole.drop("ready_ns", "key").write_parquet(place)
+    with pytest.raises(
+        ValueError, match=r"lookups\.parquet lacks the columns .*key, ready_ns; name"
+    ):
+        RunLog(tmp_path)
+    place.write_bytes(b"no table")
+    with pytest.raises(ValueError, match=r"lookups\.parquet cannot be read \(.*; name"):
+        RunLog(tmp_path)
+    whole.write_parquet(place)
+    (tmp_path / "summary.json").write_text("[", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"summary\.json cannot be read \(.*; name"):
+        _ = RunLog(tmp_path).labels
+
+
+def test_a_transfer_that_is_not_in_its_table_is_refused(tmp_path: Path) -> None:
+    place = by_hand(tmp_path) / "transfers.parquet"
+    pl.read_parquet(place).filter(pl.col("number") > 0).write_parquet(place)
+    with pytest.raises(
+        ValueError,
+        match=f"^{tmp_path}: 4 transfers are issued in decisions.parquet, but transfers.parquet has 3;",
+    ):
+        _ = RunLog(tmp_path).moves
 
 
 def test_a_configuration_that_is_no_yaml_is_refused(

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 
 from helpers.bundled import BUNDLED, Configure
 from sim.fit import main
+from sim.fitting import artefact
 from sim.fitting.artefact import ArtefactError, read_artefact, write_artefact
 from sim.fitting.fits import fit_from_rows, fit_sequences, sample_of
 from sim.fitting.prepare import SHIPPED, find_artefact, prepare
@@ -24,6 +26,7 @@ from sim.policies.fitted import FittedPredictor
 from sim.policies.lookahead import GateLookahead
 from sim.policies.paths import ExpertPaths, NextSiteConditional
 from sim.policies.references import Foreseen
+from sim.policies.requires import FitFile
 from sim.results.forecasts import count_forecasts
 from sim.setup.build import build
 from sim.setup.execute import execute
@@ -181,6 +184,14 @@ def with_json(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         (lambda v: v.update(sequences=[-1]), "sequences"),
         (lambda v: v["shape"].update(experts=True), "shape"),
         (lambda v: v.update(parameters={"key": [1]}), "parameters"),
+        (lambda v: v.update(trace="t"), "trace t must have name and sha256; fit again"),
+        (lambda v: v["trace"].pop("name"), r"trace .* must have name and sha256; fit again"),
+        (lambda v: v["trace"].update(name=1), r"trace .* must have name and sha256; fit again"),
+        (lambda v: v.update(results=[]), r"results \[\] must be names with numbers; fit again"),
+        (
+            lambda v: v.update(results={"recall": "high"}),
+            "results {'recall': 'high'} must be names with numbers; fit again",
+        ),
     ],
 )
 def test_a_fit_of_something_else_is_refused_before_the_run(
@@ -247,6 +258,62 @@ def test_arrays_that_are_not_what_they_claim_are_refused(
     with_json(written, lambda v: v.update(arrays_sha256=hashlib.sha256(content).hexdigest()))
     with pytest.raises(ArtefactError, match=said):
         read_artefact(written)
+
+
+def test_an_array_of_a_later_format_is_refused(written: Path) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.zeros(1), version=(2, 0))
+    content = packed(together=stream.getvalue())
+    written.with_suffix(".npz").write_bytes(content)
+    with_json(written, lambda v: v.update(arrays_sha256=hashlib.sha256(content).hexdigest()))
+    with pytest.raises(
+        ArtefactError, match=r"npz: together\.npy version \(2, 0\) must be 1\.0; fit again"
+    ):
+        read_artefact(written)
+
+
+def test_files_are_no_larger_than_a_fit_is(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = written.with_suffix(".npz")
+    with zipfile.ZipFile(arrays) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    text = written.stat().st_size
+    monkeypatch.setattr(artefact, "LARGEST_ARRAYS_BYTES", unpacked)
+    monkeypatch.setattr(artefact, "LARGEST_JSON_BYTES", text)
+    read_artefact(written)
+    monkeypatch.setattr(artefact, "LARGEST_ARRAYS_BYTES", unpacked - 1)
+    with pytest.raises(
+        ArtefactError, match=f"npz: the unpacked size must be at most {unpacked - 1} bytes; fit"
+    ):
+        read_artefact(written)
+    monkeypatch.setattr(artefact, "LARGEST_ARRAYS_BYTES", arrays.stat().st_size - 1)
+    with pytest.raises(
+        ArtefactError,
+        match=rf"npz: size {arrays.stat().st_size} must be at most {arrays.stat().st_size - 1} bytes;",
+    ):
+        read_artefact(written)
+    monkeypatch.setattr(artefact, "LARGEST_JSON_BYTES", text - 1)
+    with pytest.raises(
+        ArtefactError, match=rf"json: size {text} must be at most {text - 1} bytes; fit again"
+    ):
+        read_artefact(written)
+
+
+def test_a_text_that_is_no_json_is_refused_with_the_file(written: Path) -> None:
+    written.write_text("{", encoding="utf-8")
+    with pytest.raises(ArtefactError, match=r"json: the text must be JSON; fit again \(moelab fit"):
+        read_artefact(written)
+
+
+def test_a_policy_may_do_without_a_fit_that_does_not_ship(
+    tmp_path: Path, bundled_trace: Trace
+) -> None:
+    workload: Any = SimpleNamespace(trace=bundled_trace)
+    fit = FitFile("nothing", None, None, command="nothing", optional=True)
+    assert find_artefact(fit, "payload", workload, tmp_path) is None
+    with pytest.raises(ArtefactError, match=f"give payload.artefact=DIR/{fit.name}.json$"):
+        find_artefact(replace(fit, optional=False), "payload", workload, tmp_path)
+    with pytest.raises(ArtefactError, match=r"nowhere\.json cannot be read"):
+        find_artefact(replace(fit, artefact="nowhere.json"), "payload", workload, tmp_path)
 
 
 def test_a_pickle_is_never_opened(written: Path) -> None:

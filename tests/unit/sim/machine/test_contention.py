@@ -340,6 +340,11 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
             r"hardware\.beside\.compute=2 must map other parties to how many times as long",
         ),
         (
+            ("+hardware.beside=2",),
+            r"hardware\.beside=2 must map a party to others and how many times as long it takes"
+            r" beside them$",
+        ),
+        (
             (
                 "+hardware.beside.pcie.compute=2",
                 "hardware.links.pcie.engines=2",

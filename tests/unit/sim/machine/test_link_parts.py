@@ -9,6 +9,7 @@ import pytest
 
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered
+from sim.machine.page_cache import PageCache
 
 GB = 1e9
 
@@ -156,6 +157,11 @@ def test_a_link_from_a_drive_adds_its_overhead_to_the_reads() -> None:
     assert link(reads=reads).hop_ns(8192) == 6_000 + round(2 * (10_000 + 4096 / 5))
 
 
+def test_nothing_is_read_in_no_time_and_one_byte_after_its_latency() -> None:
+    reads = Reads(4096, 2, 10.0)
+    assert (reads.time_s(0, GB), reads.time_s(1, GB)) == (0.0, 10e-6 + 1 / GB)
+
+
 def test_a_link_with_a_gather_is_a_line_of_two_stages() -> None:
     gather = Gather(1, 2.0, 100.0, 10**6)
     assert link(gather=gather).hop_ns(10**8) == 6_000 + 50_000_000 + 200_000
@@ -186,6 +192,15 @@ def test_without_these_a_link_is_what_it_was() -> None:
         (
             {"call_bytes": 1, "engines": 2},
             r"engines=2 does not go with reads, gather or call_bytes",
+        ),
+        (
+            {"page_cache": Pages(1, 20), "engines": 2},
+            r"^hardware\.links\.pcie\.page_cache does not go with engines=2, head_bytes=0; set"
+            r" engines=1 and head_bytes=0, or page_cache=null$",
+        ),
+        (
+            {"page_cache": Pages(1, 20), "head_bytes": 7},
+            r"page_cache does not go with engines=1, head_bytes=7; set",
         ),
     ],
 )
@@ -222,6 +237,18 @@ def test_a_part_that_cannot_be_is_refused_by_the_name_of_its_figure(
 def test_what_the_page_cache_keeps_is_read_at_its_rate_behind_its_overhead() -> None:
     assert Pages(capacity_gib=1, gb_per_s=20).kept_ns(20_000) == 1_000
     assert Pages(capacity_gib=1, gb_per_s=20, overhead_us=1.5).kept_ns(20_000) == 2_500
+
+
+def test_the_page_cache_drops_what_was_read_longest_ago() -> None:
+    """Ten bytes. A part that is read again as a whole has been kept in part only."""
+    cache = PageCache(10)
+    assert [cache.read(key, 4) for key in (1, 2, 1)] == [False, False, True]
+    assert not cache.read(3, 3), "2 goes, which was read before 1"
+    assert [cache.read(key, size) for key, size in ((1, 4), (3, 3), (2, 3))] == [True, True, False]
+    assert [cache.read(3, 4), cache.read(2, 3)] == [False, True], "1 has made room"
+    assert [cache.read(3, 3), cache.read(3, 4)] == [True, True], "a part asks for no less of it"
+    assert not cache.read(4, 11)
+    assert not cache.read(4, 11), "what is larger than the cache is never kept"
 
 
 RATES = [

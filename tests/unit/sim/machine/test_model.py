@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sim.machine.model import Model
+from sim.machine.model import LatentAttention, Model
 from sim.setup.sections import make_object
 from sim.study.trials import prepared
 from sim.traces.header import ModelShape
 from sim.values.places import ROOT
 
 GIB = 1 << 30
+LATENT = LatentAttention(query_rank=0, kv_rank=4, rope_dim=2, nope_dim=2, value_dim=2)
 
 
 def conf(name: str) -> Model:
@@ -117,11 +118,41 @@ def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
         ({"top_k": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
         ({"gates_of": "a"}, "give both gates_of and sizes_of"),
         ({"sizes_of": "b"}, "give both gates_of and sizes_of"),
+        ({"latent": 3}, r"^model\.latent=3 must be null or a section with its _target_$"),
+        (
+            {"leading_dense_layers": 1, "dense_layers_per_site": 2},
+            r"^model small: 3 layers without experts \(leading_dense_layers=1,"
+            r" dense_layers_per_site=2\) and dense_intermediate=0 must be both given or both 0$",
+        ),
+        (
+            {"dense_intermediate": 16},
+            r"^model small: 0 layers without experts \(leading_dense_layers=0,"
+            r" dense_layers_per_site=0\) and dense_intermediate=16 must be both given or both 0$",
+        ),
+        (
+            {"encoder_sites": 3},
+            r"^model\.encoder_sites=3 must be below model\.sites=3: the rest decode$",
+        ),
+        (
+            {"encoder_sites": 2, "leading_dense_layers": 1, "dense_intermediate": 16},
+            r"^model small: leading_dense_layers=1 and latent=None do not go with encoder_sites=2;"
+            r" use dense_layers_per_site$",
+        ),
+        (
+            {"encoder_sites": 1, "latent": LATENT},
+            r"^model small: leading_dense_layers=0 and latent=LatentAttention\(.* do not go with"
+            r" encoder_sites=1; use",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**changes)
+
+
+def test_layers_without_experts_or_an_encoder_are_taken_alone() -> None:
+    assert small(latent=LATENT, leading_dense_layers=1, dense_intermediate=16).layers_at(0) == 2
+    assert small(encoder_sites=2, dense_layers_per_site=1, dense_intermediate=16).encoder_sites == 2
 
 
 def shape(**changes: Any) -> ModelShape:

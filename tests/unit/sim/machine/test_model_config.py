@@ -31,6 +31,16 @@ SMALL = {
 }
 
 
+TWO_SIDES = {
+    "is_encoder_decoder": True,
+    "num_hidden_layers": 4,
+    "num_decoder_layers": 4,
+    "num_sparse_encoder_layers": 2,
+    "num_sparse_decoder_layers": 2,
+}
+"""Changes by which half the layers of an encoder and of a decoder have experts."""
+
+
 def small(**changes: Any) -> Model:
     """A model with 240 dense parameters a layer and experts of 384 (see test_model)."""
     config = {key: value for key, value in (SMALL | changes).items() if value != "absent"}
@@ -144,6 +154,16 @@ def test_every_second_layer_may_have_experts() -> None:
     assert (model.sites, model.dense_layers_per_site, model.layers_at(1)) == (3, 1, 2)
 
 
+def test_an_encoder_and_a_decoder_have_experts_in_the_last_layer_of_every_group() -> None:
+    """The count, the step, or both say how many: two of four layers each."""
+    model = small(**TWO_SIDES)
+    assert (model.sites, model.encoder_sites, model.dense_layers_per_site) == (4, 2, 1)
+    steps = {f"{side}_sparse_step": 2 for side in ("encoder", "decoder")}
+    assert small(**(TWO_SIDES | steps)) == model
+    counts = {f"num_sparse_{side}_layers": "absent" for side in ("encoder", "decoder")}
+    assert small(**(TWO_SIDES | steps | counts)) == model
+
+
 def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> None:
     path = config_file(
         tmp_path, {"model_type": "both", "vision_config": {"x": 1}, "text_config": SMALL}
@@ -186,6 +206,38 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
         ),
         ({"decoder_sparse_step": 2}, r"one in 2 of 3 layers has experts"),
         ({"moe_layer_end_index": 1}, r"moe_layer_end_index=1 leaves layers without experts after"),
+        (
+            {"num_experts_per_tok": "absent"},
+            r"^small: none of num_experts_per_tok, .* is given \(this is the model's top_k\)$",
+        ),
+        (
+            TWO_SIDES | {"num_decoder_layers": 8},
+            r"^small: 4 layers in the encoder, 8 in the decoder; they must be equal$",
+        ),
+        (
+            TWO_SIDES | {"encoder_ffn_dim": 16, "decoder_ffn_dim": 8},
+            r"^small: 16 width in the encoder, 8 in the decoder; they must be equal$",
+        ),
+        (
+            TWO_SIDES | {"encoder_attention_heads": 2, "decoder_attention_heads": 1},
+            r"^small: 2 heads in the encoder, 1 in the decoder; they must be equal$",
+        ),
+        (
+            TWO_SIDES | {"num_sparse_decoder_layers": 4},
+            r"^small: 2 layers with experts in the encoder, 4 in the decoder; they must be equal$",
+        ),
+        (
+            TWO_SIDES | {"num_sparse_encoder_layers": 3},
+            r"^small: 3 of 4 encoder layers have experts, one in 0: these do not go together$",
+        ),
+        (
+            TWO_SIDES | {"num_sparse_encoder_layers": "absent"},
+            r"^small: 0 of 4 encoder layers have experts, one in 0: these do not go together$",
+        ),
+        (
+            TWO_SIDES | {"decoder_sparse_step": 4},
+            r"^small: 2 of 4 decoder layers have experts, one in 4: these do not go together$",
+        ),
     ],
 )
 def test_what_cannot_be_told_is_refused_with_what_was_found(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 from helpers.round_machine import machine, small
+from sim.machine.link_parts import Pages
 from sim.machine.parts import Host
 from sim.machine.roofline import Roofline
 from sim.setup.sections import make_object
@@ -40,6 +42,17 @@ def test_a_hop_takes_the_overhead_and_the_bytes_of_its_own_link() -> None:
         6_000,
         80_000,
     )
+
+
+def test_what_the_page_cache_keeps_is_copied_beside_the_search_for_a_slot() -> None:
+    """20,000 B at 20 GB/s behind 1.5 us, and a look at each of four slots in 0.5 us."""
+    pages = Pages(capacity_gib=1, gb_per_s=20, overhead_us=1.5)
+    first, second = machine().links
+    hardware = replace(machine(), links=(replace(first, page_cache=pages, slot_us=0.5), second))
+    durations = Roofline(small(), hardware, ("fp16",))
+    durations.slots = 4
+    assert durations.kept_ns(0, 20_000) == 2_500 + 2_000
+    assert [durations.page_cache_bytes(link) for link in (0, 1)] == [1 << 30, 0]
 
 
 def test_a_mixtral_expert_on_a_4090_by_hand() -> None:

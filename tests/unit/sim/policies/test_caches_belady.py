@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from helpers.asking import ONE_SITE, ask, begin, gate, order
 from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.requires import FutureNeeds
 from sim.values.types import Geometry
 
 
@@ -46,6 +49,19 @@ def test_a_wave_tells_of_some_needs_of_its_gate_only() -> None:
 def test_belady_without_a_future_is_refused() -> None:
     with pytest.raises(ValueError, match="cache=belady needs the run's future requests"):
         Belady().pools(ONE_SITE)
+
+
+def test_a_future_of_several_precisions_has_no_keys() -> None:
+    future = FutureNeeds(7, [0], [0], [[2, 1]], [[0.5, 0.5]])
+    assert replace(future, precision=0).keys(ONE_SITE) == [[2, 1]]
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "a cache that knows the future (cache=belady) needs one precision for all experts;"
+            " choose precision=fp16 or another fixed one"
+        ),
+    ):
+        future.keys(ONE_SITE)
 
 
 # Bypass

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.asking import FOUR_SITES, ask, begin, order
+from helpers.asking import FOUR_SITES, ask, begin, gate, order
 from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.requires import Given, Shape
 
@@ -137,6 +137,18 @@ def test_waves_of_a_gate_are_one_visit() -> None:
         asked.visit(0)
     assert np.array_equal(whole._waits, parts._waits)
     assert whole._followed[0, 0, 2] == 3, "not only what its last wave asked for has followers"
+
+
+def test_a_gate_of_which_nothing_is_looked_up_is_no_visit() -> None:
+    """All that it needs is left out: what follows, follows the gate before."""
+    policies = [begin(ExpectedReuse(initial="empty"), 0, 1, 2) for _ in range(2)]
+    for policy, skips in zip(policies, (False, True), strict=True):
+        asked = after(policy, "0202")
+        asked.on_requests([], [], [], gate(tick=9, step=9)) if skips else None
+        after(policy, "1")
+    plain, skipping = policies
+    assert np.array_equal(plain._waits, skipping._waits)
+    assert np.array_equal(plain._followed, skipping._followed)
 
 
 def test_an_encoders_expert_goes_first_once_the_prompt_has_passed_it() -> None:

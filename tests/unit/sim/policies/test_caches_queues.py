@@ -108,6 +108,15 @@ def test_ghosts_are_forgotten_in_the_end_and_when_a_prefetch_brings_one_back() -
     assert order(policy, geometry=TEN)[0] == 0, "no request: it is new"
 
 
+def test_what_was_asked_for_and_never_came_in_is_new_when_it_comes() -> None:
+    policy = begin(S3FIFO(**COLD), *range(10), geometry=TEN)
+    assert evicted(policy, TEN) == 0
+    ask(policy, 0, missed=(0,))
+    policy.on_evict(0)
+    policy.on_insert(0, Cause.PREFETCH)
+    assert order(policy, geometry=TEN)[0] == 0
+
+
 def test_s3_fifo_passes_over_what_may_not_go_and_it_stays_where_it_is() -> None:
     policy = begin(S3FIFO(**COLD), *range(10), geometry=TEN)
     assert order(policy, 0, 1, geometry=TEN)[:2] == [2, 3]

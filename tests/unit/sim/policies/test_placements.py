@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -219,6 +220,21 @@ def test_the_maximum_is_the_least_of_all_assignments(
 def test_costs_that_make_no_sense_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CpuByCost(*arguments)
+
+
+def test_a_decision_takes_its_time_for_every_assignment_up_to_an_hour() -> None:
+    placement = CpuByCost(7, 70, "sum", 3600e6 / 2**10)
+    assert placement.decision_us(9) == 1800e6
+    assert placement.decision_us(10) == 3600e6
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "placement.us_per_assignment=3.51562e+06: 2^11 assignments take 7.2e+03 s after every"
+            " gate; set it to 0 (the decision needs no enumeration)"
+        ),
+    ):
+        placement.decision_us(11)
+    assert CpuByCost(7, 70, "sum").decision_us(1000) == 0.0
 
 
 def test_an_unknown_when_is_refused() -> None:

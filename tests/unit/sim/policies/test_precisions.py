@@ -12,7 +12,7 @@ import pytest
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS, PRECISIONS
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
-from sim.policies.requires import Shape
+from sim.policies.requires import FitError, Shape
 from sim.values.types import SKIP
 
 T1, T2 = 0.5, 0.75
@@ -439,6 +439,19 @@ def test_what_a_decoded_tokens_gate_does_not_find_is_low_if_so_told() -> None:
     assert fate(1, 4, held=held, low_if_absent=True) == [0, 1, 1, 1]
     assert fate(1, 4, held=held, low_if_absent=True, gate=False) == [0] * 4
     assert fate(2, 4, low_if_absent=True) == [0, 0, 0, 1], "a prompt goes by popularity alone"
+
+
+@pytest.mark.parametrize("share", [None, [0.1, 0.2], [-0.01], [1.01]])
+def test_a_fit_tells_one_share_of_low_precision(share: list[float] | None) -> None:
+    selector = LowForFew("int4", "int2", 0.25)
+    widths = {"high": "int4", "low": "int2"}
+    for end in (0.0, 1.0):
+        selector.know(widths, {"low_share": np.array([end])})
+        assert selector.low_share == end
+    with pytest.raises(
+        FitError, match=r"^array low_share of the fit must be one share in 0\.\.1; fit again$"
+    ):
+        selector.know(widths, {} if share is None else {"low_share": np.array(share)})
 
 
 @pytest.mark.parametrize(

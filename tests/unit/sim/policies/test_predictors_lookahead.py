@@ -161,6 +161,12 @@ def test_a_site_without_lookahead_has_no_forecast() -> None:
     assert list(ConfidentLookahead().predict(nothing)) == []  # type: ignore[arg-type]
 
 
+def test_a_prompt_of_one_token_without_scores_is_forecast_as_its_rule_selects() -> None:
+    gate = gate_of([[0.0, 3.0, 2.0]], [[1, 2]])
+    gate.ranked = lambda rule, j: None
+    assert list(ConfidentLookahead().predict(gate)) == [gate.routed(1)]
+
+
 def test_the_best_of_a_forecast_are_its_first_needs() -> None:
     """Of three rows the two most popular experts stay, with their tokens and scores.
 

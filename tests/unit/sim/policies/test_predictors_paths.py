@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.gates_told import gate_of, random_sample, told
-from sim.policies.fitted import Sample, Shape
+from sim.policies.fitted import Sample, Shape, require_array
 from sim.policies.paths import ExpertPaths, NextSiteConditional
 
 SEEDS = range(6)
@@ -255,6 +255,12 @@ def test_arrays_of_another_shape_are_refused_by_name() -> None:
     arrays = ExpertPaths().fit(sample)
     with pytest.raises(ValueError, match="one_keys of the fit names sets that are not there"):
         ExpertPaths().know(sample.shape, {**arrays, "one_keys": arrays["one_keys"] + 100})
+    with pytest.raises(
+        ValueError, match=r"^array all of the fit has a value -2, must be -1 or more; fit again$"
+    ):
+        require_array({"all": np.array([-1, -2, 3])}, "all", (3,))
+    assert require_array({"all": np.array([-1, 3])}, "all", (2,)).tolist() == [-1, 3]
+    assert require_array({"all": np.array([-2.0])}, "all", (1,), "f") == -2
     del arrays["two_rows"]
     with pytest.raises(ValueError, match="array two_rows of the fit is absent"):
         ExpertPaths().know(sample.shape, arrays)

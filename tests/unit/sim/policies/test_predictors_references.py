@@ -14,6 +14,7 @@ import pytest
 
 from helpers.gates_told import gate_of, random_sample, told
 from sim.policies.fitted import Sample, Shape
+from sim.policies.predictors import NoPrediction
 from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
 from sim.policies.token_routes import TokenRoutes
 
@@ -152,7 +153,23 @@ def test_what_is_not_told_or_cannot_be_is_refused() -> None:
         Foreseen("2")  # type: ignore[arg-type]
 
 
+def test_no_prediction_is_no_forecast_and_remembers_nothing() -> None:
+    none = NoPrediction()
+    assert list(none.predict(gate_of(0, [[0]]))) == []
+    assert none.afresh() is none
+
+
 # Tokens
+
+
+@pytest.mark.parametrize("sites", [0, -1, 1.5, True, "2"])
+def test_a_number_of_sites_that_is_none_is_refused(sites: Any) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"^predictor.sites={sites!r} must be a whole number >= 1, or null for all later sites$",
+    ):
+        TokenRoutes(sites)
+    assert [TokenRoutes(own).sites for own in (None, 1)] == [None, 1]
 
 
 def tokens_known(ids: Any, tokens: list[int], num_experts: int, **choices: Any) -> TokenRoutes:

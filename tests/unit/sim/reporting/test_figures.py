@@ -345,3 +345,13 @@ def test_a_point_of_speed_and_loss_is_a_run_and_has_its_name(axis: Any) -> None:
     assert axis.get_ylim() == (0, near(1.12 * 9.1))
     assert axis.get_xlabel().startswith("share of gate weight served below")
     assert is_all_inside(axis)
+
+
+def test_lookups_of_an_earlier_version_are_refused(axis: Any, folder: Path, tmp_path: Path) -> None:
+    lookups = pl.read_parquet(folder / "lookups.parquet")
+    lookups.drop("skips").write_parquet(tmp_path / "lookups.parquet")
+    with pytest.raises(
+        ValueError,
+        match=f"^{tmp_path}/lookups.parquet has no column skips: an earlier version wrote it; run again",
+    ):
+        figures.hits_by_site(axis, [made("old", FAST, tmp_path)])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sim.reproduce import __main__ as command
 from sim.reproduce import report
 from sim.reproduce.__main__ import asked, main, outcomes_of
 from sim.reproduce.arms import WRONG, Arm, ArmError, Job, composed, expand
@@ -17,7 +21,7 @@ from sim.reproduce.measured import Measured
 from sim.reproduce.measures import MEASURES, Given
 from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
-from sim.reproduce.verdicts import counts, verdict_of
+from sim.reproduce.verdicts import Verdict, counts, verdict_of
 from sim.setup.parts import make_parts
 from sim.values.places import ROOT
 
@@ -285,6 +289,41 @@ def test_what_is_asked_wrongly_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_command_writes_and_shows_every_paper_and_counts_the_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[tuple[Any, ...]] = []
+    paper = SimpleNamespace(
+        claims=[claim(needs="simulation", extent="full"), claim(needs="arithmetic")]
+    )
+    monkeypatch.setattr(command, "load_paper", lambda name: paper)
+    monkeypatch.setattr(command, "outcomes_of", lambda paper, runner: runner.processes)
+    monkeypatch.setattr(command, "verdict_of", lambda paper, claim, found: Verdict(claim, "holds"))
+    monkeypatch.setattr(command, "worked", lambda paper, found: [f"worked {found}"])
+    monkeypatch.setattr(report, "write", lambda *told: done.append(("write", *told)))
+    monkeypatch.setattr(report, "show", lambda *told: done.append(("show", *told[1:])))
+    assert main(["paper=floe", f"output_dir={tmp_path}", "processes=3"]) == 0
+    verdicts = [Verdict(one, "holds") for one in paper.claims]
+    assert done == [
+        ("write", tmp_path, paper, verdicts),
+        ("show", paper, verdicts, ["worked 3"]),
+    ]
+    *counted, last = capsys.readouterr().out.splitlines()
+    assert counted == [
+        "claims that need simulated times or decisions: 1 holds",
+        "claims that can be recomputed in part: 1 claims, 0 published sign or order, 0 inside an"
+        " interval of at most 2x",
+    ]
+    assert re.fullmatch(rf"0 runs in \d+ s; files: {tmp_path}", last)
+
+    def fails(paper: Any, runner: Any) -> None:
+        raise ArmError("no room")
+
+    monkeypatch.setattr(command, "outcomes_of", fails)
+    assert main(["paper=floe", f"output_dir={tmp_path}"]) == 2
+    assert capsys.readouterr() == ("", "reproduce: no room\n")
 
 
 @pytest.mark.parametrize("count", [1, 64])

@@ -17,6 +17,7 @@ from sim.reproduce.roles import (
     RolesError,
     _check,
     _claim,
+    _experiment,
     load_paper,
     spread,
 )
@@ -128,3 +129,10 @@ def test_a_claim_that_could_not_be_judged_is_refused_by_name(
     with pytest.raises(RolesError, match=why) as error:
         _check(_claim("H001", {"where": "1", "says": "x", **given}), {})
     assert "H001" in str(error.value)
+
+
+def test_a_paper_or_a_key_that_is_not_known_is_refused_by_name() -> None:
+    with pytest.raises(RolesError, match=f"^unknown paper=shannon; known: {', '.join(PAPERS)}$"):
+        load_paper("shannon")
+    with pytest.raises(RolesError, match=r"^experiment e: unknown keys colour, size$"):
+        _experiment("e", {"measure": {"rate": []}, "size": 1, "colour": 2})

@@ -160,6 +160,22 @@ def test_a_number_is_within_a_range_or_a_fifth_of_a_single_one() -> None:
     assert not agrees(claim("within", 11), Value(13.21))
 
 
+def test_several_speedups_are_met_one_by_one() -> None:
+    several = claim("speedups", (1.26, 1.44))
+    assert agrees(several, Value(0, (1.27, 1.43)))
+    assert not agrees(several, Value(0, (1.27, 3.0)))
+    assert not agrees(several, Value(0, (1.27,)))
+
+
+def test_a_claim_without_a_number_publishes_none() -> None:
+    assert published(claim("order", None)) == ()  # type: ignore[arg-type]
+
+
+def test_slightly_below_has_the_sign_of_what_is_below_one() -> None:
+    below = claim("slightly_below", 1.0)
+    assert [has_published_sign(below, Value(x)) for x in (0.9, 1.0, 1.1)] == [True, False, False]
+
+
 def test_signs_are_of_speedups_reductions_and_orders_alone() -> None:
     assert has_published_sign(claim(), Value(1.01)) is True
     assert has_published_sign(claim(), Value(0.99)) is False

@@ -6,8 +6,9 @@ from dataclasses import astuple, replace
 
 import pytest
 
+from sim.reproduce.identities import model
 from sim.reproduce.roles import load_paper
-from sim.reproduce.storage import constants, timing_of
+from sim.reproduce.storage import constants, timing_of, whole_decoder_over_compute
 
 SIX_BYTES = 6 * 18 * 2**20
 COMPUTE_S = 0.789 / 3.55
@@ -47,3 +48,13 @@ def test_every_drive_has_its_rate_and_a_pi_its_compute(read: str, where: str) ->
 def test_no_drive_is_left_out() -> None:
     asked = {given["read"] for given in load_paper("edgemoe").timing.values()}
     assert asked == {read for read, _ in TIMED}
+
+
+def test_a_whole_decoder_is_read_in_many_times_what_a_token_is_computed_in() -> None:
+    """Half of 24 sites of 128 experts: 4 bytes for each of their parameters."""
+    sizes = model("switch_base_8")
+    decoder = range(sizes.encoder_sites, sizes.sites)
+    parts = [sizes.block_params(site) + sizes.experts * sizes.expert_params for site in decoder]
+    assert 0 < len(parts) < sizes.sites
+    read_s = (sum(parts) + sizes.head_params) * 4 / READ
+    assert whole_decoder_over_compute(sizes) == pytest.approx(read_s / COMPUTE_S)

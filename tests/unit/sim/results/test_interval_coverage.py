@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage
+from sim.results.coverage import coverage_at
 from sim.results.intervals import MIN_SEQUENCES, Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.paired import paired
@@ -80,3 +81,8 @@ def test_a_system_against_itself_is_called_faster_or_slower_in_at_most_6_of_100_
         for pick in picks
     ]
     assert np.mean([one.is_decided for one in found]) <= 0.06
+
+
+def test_one_sequence_has_no_interval_to_cover_anything() -> None:
+    assert coverage_at(np.ones(1)) is None
+    assert coverage_at(np.ones(2), trials=4) is not None

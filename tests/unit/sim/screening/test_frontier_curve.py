@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from sim.policies.recency import FIFO, LRU
-from sim.screening.frontier import NEVER, Requests, least_slots
+from sim.screening.frontier import (
+    NEVER,
+    Curve,
+    Requests,
+    least_loads,
+    least_slots,
+    require_slots,
+    why_not_at_once,
+)
+from sim.screening.moves import ScreenError
 
 
 def requests(*gates: list[int]) -> Requests:
@@ -59,3 +71,54 @@ def test_only_what_keeps_the_most_recent_is_told_by_one_pass() -> None:
     assert LRU().keeps_the_most_recent
     for other in (Own(), FIFO(), LRU(recency="rows"), LRU("site", quotas=(1, 2))):
         assert not other.keeps_the_most_recent
+
+
+def controller(**changes: Any) -> Any:
+    """What a screened run asks of its controller, of two sites."""
+    values = {
+        "cache": LRU(),
+        "loader": SimpleNamespace(retention="strict", staging_slots=0),
+        "slots": SimpleNamespace(capacity_bytes=(1,), initial=()),
+        "geometry": SimpleNamespace(sites=2, precisions=("fp16",), site_bytes=None),
+        "spare_bytes": None,
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+def test_why_one_pass_does_not_tell_every_capacity() -> None:
+    assert why_not_at_once(controller()) is None
+    two = SimpleNamespace(capacity_bytes=(1, 1))
+    assert why_not_at_once(controller(slots=two)) is None, "a pool a site"
+    three = SimpleNamespace(capacity_bytes=(1, 1, 1))
+    assert why_not_at_once(controller(slots=three)) == "its pools do not divide the slots evenly"
+    for retention, staging in (("lenient", 0), ("strict", 1)):
+        loader = SimpleNamespace(retention=retention, staging_slots=staging)
+        assert why_not_at_once(controller(loader=loader)) == "experts are held outside the pools"
+    why = why_not_at_once(controller(cache=FIFO()))
+    assert why == "it does not keep what was asked for last"
+
+
+def test_slots_of_several_sizes_are_no_number_of_experts() -> None:
+    require_slots(controller())
+    sizes = SimpleNamespace(sites=2, precisions=("fp16",), site_bytes=((1, 2),))
+    with pytest.raises(
+        ScreenError,
+        match=r"^model: experts of several sizes share these slots; choose a model whose layers are"
+        r" stored alike \(moelab study budget\.resident_share=\.\. runs this one\)$",
+    ):
+        require_slots(controller(geometry=sizes))
+
+
+def test_where_experts_stay_longer_the_fewest_loads_are_not_told() -> None:
+    loader = SimpleNamespace(retention="lenient", staging_slots=0)
+    asked = requests([0])
+    assert least_loads(controller(loader=loader), SimpleNamespace(), asked, 1) is None  # type: ignore[arg-type]
+
+
+def test_a_point_lies_between_the_least_and_the_most_slots() -> None:
+    asked = requests([0, 1], [0])
+    curve = Curve(2, 3, np.array([NEVER, 3, 2]), asked)
+    assert (curve.at(2).loads, curve.at(3).loads) == (2, 1)
+    for slots in (1, 4):
+        with pytest.raises(ValueError, match=f"^{slots} slots are not between 2 and 3$"):
+            curve.at(slots)

@@ -67,3 +67,21 @@ def test_what_is_no_list_is_refused_with_those_that_are(
 def test_two_lists_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("models", "machines")) == 2
     assert "'machines' is no KEY=VALUE" in capsys.readouterr().err
+
+
+def test_a_list_that_is_not_there_is_refused_by_its_name() -> None:
+    known = ", ".join((*KINDS, "policies"))
+    with pytest.raises(
+        ValueError,
+        match=f"^there is no list of 'modles'; choose one of {known}; did you mean models",
+    ):
+        table("modles")
+
+
+def test_a_file_that_its_class_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    name = catalogue.names("model")[0]
+    with pytest.raises(ValueError, match=rf"model/{name}\.yaml: broken$"):
+        catalogue._rows("model", breaks)  # type: ignore[arg-type]

@@ -215,6 +215,59 @@ def test_a_signal_while_a_folder_is_emptied_brings_back_what_was_in_it(
     assert list(tmp_path.iterdir()) == [place]
 
 
+def test_a_folder_that_is_more_than_results_is_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "out"
+    (place / "inside").mkdir(parents=True)
+    (place / ".git").touch()
+    with (
+        pytest.raises(
+            OSError,
+            match=rf"^output_dir={place} has \.git, which no command here leaves; empty it yourself,"
+            r" or choose another one$",
+        ),
+        own_folder(place, overwrite=True),
+    ):
+        pytest.fail("the block ran")
+    (place / ".git").unlink()
+    monkeypatch.chdir(place / "inside")
+    with (
+        pytest.raises(
+            OSError,
+            match=f"^output_dir={place} has the working directory in it; choose another one$",
+        ),
+        own_folder(place, overwrite=True),
+    ):
+        pytest.fail("the block ran")
+    assert list(place.iterdir()) == [place / "inside"]
+
+
+def test_a_default_folder_is_written_over_where_that_is_said(tmp_path: Path) -> None:
+    default = tmp_path / "out"
+    default.mkdir()
+    (default / "file").touch()
+    assert outputs.folder_for({"overwrite": "yes"}, default) == default
+    assert outputs.folder_for({"overwrite": "no"}, default) == tmp_path / "out-2"
+    assert outputs.folder_for({"output_dir": "mine"}, default) == Path("mine")
+
+
+def test_a_folder_is_taken_where_there_are_no_locks_and_taken_again_where_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(handle: int, how: int) -> None:
+        raise OSError("no locks")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with locked(tmp_path / "a"):
+            assert (tmp_path / "a").is_dir()
+    take, asked = outputs._take, iter([True, False])
+    monkeypatch.setattr(outputs, "_take", lambda place: None if next(asked) else take(place))
+    with locked(tmp_path / "b"):
+        assert list(asked) == []
+
+
 def pressed(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, with a Ctrl-C at its first call."""
     calls: list[int] = []

@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.setup.execute import execute
+from sim.setup.sections import make_object
 
 OVERRIDES = (
     "system=hobbit",
@@ -67,3 +68,9 @@ def test_composing_inside_a_hydra_application_leaves_its_state_alone() -> None:
         assert GlobalHydra.instance().hydra is mark
     finally:
         GlobalHydra.instance().hydra = before
+
+
+def test_a_target_of_any_keys_says_itself_what_it_does_not_take() -> None:
+    assert make_object({"_target_": "json.dumps", "obj": 1}) == "1"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        make_object({"_target_": "json.dumps", "obj": 1, "colour": 2})

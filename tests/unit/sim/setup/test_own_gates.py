@@ -5,18 +5,23 @@ Contracts: C173
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from helpers.round_machine import small
 from sim.answers.ask_fits import fit_beside
 from sim.fitting.artefact import read_artefact
 from sim.machine.model import Model
 from sim.setup import own_gates as module
+from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
-from sim.setup.own_gates import KEPT, own_gates, preset_of, recorded, with_gates
+from sim.setup.own_gates import KEPT, OwnGates, own_gates, preset_of, recorded, with_gates
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
+from sim.setup.whole import with_whole
 from sim.study.cells import make_cell
 from sim.study.plan import Plan
 from sim.study.trials import prepared
@@ -141,3 +146,29 @@ def test_what_systems_learn_is_fitted_on_gates_that_nobody_is_judged_on() -> Non
     for system in SYSTEMS:
         prepared([*words, f"system={system}"])
     assert read_header(place).name == "synthetic_switch_base_8"
+
+
+def test_gates_of_another_model_are_chosen_with_the_sizes_of_this_one() -> None:
+    model = replace(small(), name="big")
+    own = OwnGates("traces/t", "told")
+    assert own.words(model) == ["trace.path=traces/t"]
+    assert replace(own, gates_of="tiny").words(model) == [
+        "trace.path=traces/t",
+        "model.gates_of=tiny",
+        "model.sizes_of=big",
+    ]
+
+
+def test_what_a_whole_model_is_stands_in_its_file_or_was_given() -> None:
+    mixtral = replace(small(), name="mixtral_8x7b")
+    assert with_whole(mixtral).whole == (32, 8, 2)
+    assert with_whole(replace(mixtral, whole=(1, 2, 1))).whole == (1, 2, 1)
+    assert with_whole(replace(small(), name="nobodys")).whole is None
+
+
+@pytest.mark.parametrize("path", ["", 3])
+def test_a_trace_is_a_directory(path: Any) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^trace\.path={path!r} must be the directory of a trace$"
+    ):
+        TraceChoice(path, "eval", (), None)

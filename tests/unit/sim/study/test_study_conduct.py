@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sim.study import conduct
-from sim.study.rows import DONE, FAILED, REFUSED
+from sim.study import conduct, worker
+from sim.study.cells import make_cell
+from sim.study.plan import Plan
+from sim.study.rows import DONE, FAILED, REFUSED, overview_of
 
 
 class Bar:
@@ -63,3 +66,28 @@ def test_a_row_that_comes_at_once_divides_by_no_zero(monkeypatch: pytest.MonkeyP
     with conduct.showing_progress("s", 2) as report:
         report({"status": DONE})
     assert BARS[0].told[-1] == (1, "1e+09 cells/s, 0 s left")
+
+
+def test_an_overview_tells_what_was_refused_from_what_failed() -> None:
+    rows = [
+        {"status": "refused", "overrides": "a=1", "error": "no room"},
+        {"status": "failed", "overrides": "a=2", "error": "died"},
+    ]
+    refused = overview_of(rows).refused
+    assert [(one.words, one.why) for one in refused] == [
+        ("a=1", "no room"),
+        ("a=2", "it failed: died"),
+    ]
+
+
+def test_a_cell_that_breaks_while_it_is_made_has_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(worker, "build", breaks)
+    cell = make_cell(Plan("s", base=("system=lru",)), {})
+    (row,) = worker.run_cells("s", [cell], str(tmp_path))
+    assert row["status"] == "failed"
+    assert "broken" in row["error"]

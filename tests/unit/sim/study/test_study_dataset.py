@@ -202,3 +202,37 @@ def test_what_was_refused_or_failed_can_be_run_again(tmp_path: Path) -> None:
 )
 def test_a_column_takes_the_type_of_all_its_values(values: list[Any], kind: Any) -> None:
     assert axis_types({"x": values}) == {"x": kind}
+
+
+def test_lines_of_a_journal_that_are_no_rows_are_lost_and_counted(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    lines = [json.dumps(row(2)), "no json", '{"key": "k003"}', "[1]", '{"key": "k0']
+    (tmp_path / "journal.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    told: list[str] = []
+    with dataset(tmp_path, told):
+        pass
+    assert told == [
+        f"{tmp_path / 'journal.jsonl'} has 4 lines that cannot be read; those cells run again"
+    ]
+    assert keys(tmp_path) == ["k001", "k002"]
+
+
+def test_a_part_of_which_every_cell_runs_again_is_gone(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    with dataset(tmp_path) as data:
+        data.add(row(2, "failed"))
+    with dataset(tmp_path) as data:
+        assert data.forget(("failed",)) == 1
+    assert [part.name for part in (tmp_path / "cells").iterdir()] == ["part-000001.parquet"]
+
+
+@pytest.mark.parametrize("limit", ["ROWS_A_PART", "SECONDS_A_PART"])
+def test_a_part_is_written_after_so_many_rows_or_seconds(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dataset(tmp_path) as data:
+        data.add(row(1))
+        assert not list((tmp_path / "cells").glob("*.parquet"))
+        monkeypatch.setattr(f"sim.study.dataset.{limit}", 2 if limit == "ROWS_A_PART" else -1)
+        data.add(row(2))
+        assert len(list((tmp_path / "cells").glob("*.parquet"))) == 1

@@ -16,7 +16,7 @@ from sim.study.cells import Cell
 from sim.study.dataset import read_cells
 from sim.study.plan import Plan, make_plan
 from sim.study.rows import Row
-from sim.study.search import make_search, run_search, told
+from sim.study.search import _compare, make_search, run_search, told
 from sim.study.worker import run_cell
 
 BASE = ["system=lru", "model=tiny_mixtral", "trace.max_sequences=2"]
@@ -171,3 +171,21 @@ def test_lists_are_searched_without_a_warning_and_come_back_as_they_went(tmp_pat
         result = run_search(again, Here(), tmp_path, quiet)
     (found,) = result.found
     assert found.values["cache.shares"] in parameters["cache.shares"]
+
+
+def test_runs_of_other_sequences_are_not_paired() -> None:
+    ours = {"sequence": [0, 1], "decode_ns": [1.0, 2.0]}
+    with pytest.raises(
+        ValueError, match=r"^the two runs decoded different sequences, which cannot be paired$"
+    ):
+        _compare(ours, ours | {"sequence": [0, 2]})
+
+
+@pytest.mark.parametrize("objectives", [{}, ["decode_tokens_per_s"]])
+def test_a_search_has_directions_by_column(objectives: Any) -> None:
+    asked = {"parameters": {"cache": ["lru", "lfu"]}, "objectives": objectives}
+    with pytest.raises(
+        ValueError, match=r"^study s: search\.objectives must hold a direction by"
+    ) as no:
+        make_search(Plan("s", search=asked))
+    assert str(no.value).endswith(f" column, got {objectives!r}")

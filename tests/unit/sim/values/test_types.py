@@ -112,3 +112,19 @@ def test_a_hit_is_nothing_so_that_any_of_several_outcomes_means_that_something_i
 ):
     assert not Outcome.HIT
     assert all(outcome for outcome in Outcome if outcome is not Outcome.HIT)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"link_of": (0, 0)}, {"link_of": (0, 2)}, {"ram_link": 1}, {"head_bytes": (0, 1)}],
+    ids=str,
+)
+def test_links_of_several_devices_end_at_one_each(wrong: dict[str, Any]) -> None:
+    of_two: dict[str, Any] = {"engines": (1, 1), "head_bytes": (0, 0), "link_of": (0, 1, 1)}
+    assert Route(**of_two).links == 2
+    with pytest.raises(
+        ValueError,
+        match=r"^links of several devices each end at one, without RAM tier and cut-through, got"
+        r" Route\(",
+    ):
+        Route(**(of_two | wrong))

@@ -185,6 +185,9 @@ def test_a_shell_is_offered_keys_names_and_machine_keys() -> None:
     assert ends_of(run, "system=hob") == ["system=hobbit", "system=hobbit_cpu"]
     assert "hardware.memory_gib=" in ends_of(run, "hardware.mem")
     assert "link" in ends_of(whatif, "li")
+    assert {"lru", "hobbit"} <= set(ends_of(verb_of("compare"), ""))
+    assert "hardware.links.pcie.efficiency=" in ends_of(run, "hardware.links.pcie.e")
+    assert ends_of(run, "hardware.name.x.y") == [], "below a value there is nothing"
     assert values_of(sweep, "system", "lru,hob") == ["lru,hobbit", "lru,hobbit_cpu"]
     assert values_of(run, "system", "lru,hob") == []
     assert values_of(verb_of("report"), "overwrite", "") == ["yes", "no"]

@@ -218,3 +218,16 @@ def test_a_context_that_cannot_be_is_refused_with_the_sequence() -> None:
     encoder = load_trace("capture/assets/traces/tiny_switch", 0)
     with pytest.raises(ValueError, match=r"context_tokens=900 .* encoder .*set it to null"):
         Workload(encoder, batching="sequential", lengths=Lengths(context=900))
+
+
+def test_tokens_that_do_not_stand_in_order_are_not_cut() -> None:
+    trace = make_trace({0: (3, 2)})
+    cut(trace, 2, 1)
+    position = trace.position.copy()
+    position[[0, 1]] = position[[1, 0]]
+    with pytest.raises(
+        ValueError,
+        match=rf"^trace {trace.header.name} does not hold its tokens in order, so none can be cut to a"
+        r" length; set workload\.prompt_tokens=null and workload\.decode_tokens=null$",
+    ):
+        cut(replace(trace, position=position), 2, 1)
