@@ -34,7 +34,6 @@ Where the project is installed without a checkout, the file is ``mine/hardware/N
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,8 +92,6 @@ def parse(arguments: Sequence[str]) -> Request:
     columns = {} if given["columns"] == STRATA else _columns(given)
     if not columns and (wrong := [f"{key}=" for key in OF_COLUMNS if key in given]):
         raise ValueError(f"{wrong[0]} does not go with columns={STRATA}, whose log tells rates")
-    if not re.fullmatch(r"[a-z0-9_]+", given["name"]):
-        raise ValueError(f"name={given['name']!r} must be lower-case letters, digits and _")
     output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
     if output.exists():
         raise ValueError(f"output={output} exists; remove it, or choose another name")

@@ -88,7 +88,7 @@ def interval(
     if len(counted) < 2 or not fsum(b for _, b in counted):
         return None
     if not any(a for a, _ in counted):
-        return (0.0, 0.0) if sum(b > 0 for _, b in counted) > 1 else None
+        return (0.0, 0.0)
     a, b = np.array(counted).T
     seen, share = a / a.sum() - b / b.sum(), (a / a.sum() + b / b.sum()) / 2
     left = np.eye(len(share)) - np.outer(share, np.ones(len(share)))

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ from sim.results.paired import Paired
 from sim.study.trials import Trial, prepared, trial
 from sim.values.units import GIB
 from sim.verbs.names import names
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 SYSTEMS = ("hobbit", "infinite_link", "lru")
 FEW = ("trace.max_sequences=2", "workload.decode_tokens=4")
@@ -269,6 +272,67 @@ def test_what_cannot_be_asked_is_one_line_and_leaves_nothing(
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("encoder", "lengths", "words"),
+    [
+        (0, [(3, 4), (5, 6)], ["workload.context_tokens=11"]),
+        (0, [(3, 4)], ["workload.context_tokens=9"]),
+        (2, [(3, 4)], []),
+    ],
+)
+def test_every_sequence_ends_a_context_but_an_encoders(
+    encoder: int, lengths: list[tuple[int, int]], words: list[str]
+) -> None:
+    sequences = [SimpleNamespace(prompt_tokens=p, decode_tokens=d) for p, d in lengths]
+    run: Any = SimpleNamespace(
+        model=SimpleNamespace(encoder_sites=encoder),
+        workload=SimpleNamespace(sequences=sequences),
+    )
+    assert ask._at_the_end_of(9, run) == words
+
+
+@pytest.mark.parametrize(
+    ("is_made", "fitted", "told"),
+    [
+        (
+            True,
+            ("a", "b"),
+            "gates; a, b are fitted on those of them that nobody is judged on",
+        ),
+        (True, (), "gates"),
+        (False, ("a", "b"), "gates"),
+    ],
+)
+@pytest.mark.usefixtures("few_systems")
+def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
+    is_made: bool, fitted: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = [SimpleNamespace(prompt_tokens=tokens) for tokens in (2, 5)]
+    header = SimpleNamespace(sequences=sequences)
+    run = SimpleNamespace(trace=SimpleNamespace(header=header))
+    gates = SimpleNamespace(told="gates", is_made=is_made, path="made")
+    model = SimpleNamespace(stored="bf16")
+    asked: list[list[str]] = []
+
+    def prepared(words: list[str]) -> object:
+        asked.append(list(words))
+        return run
+
+    def fit(trace: object, folder: Path) -> tuple[str, ...]:
+        assert (trace, folder) == (run.trace, Path("made"))
+        return fitted
+
+    monkeypatch.setattr(ask, "asked", lambda words, context: ([f"context={context}"], gates, model))
+    monkeypatch.setattr(ask, "prepared", prepared)
+    monkeypatch.setattr(ask, "_at_the_end_of", lambda tokens, run: [f"end={tokens}"])
+    monkeypatch.setattr(ask, "fit_beside", fit)
+    monkeypatch.setattr(ask, "answer", lambda *given: (*given[:4], given[5]))
+    found: Any = ask._ask(read(verb_of("ask"), ["model=tiny_mixtral", "machine=rtx4090_pcie4"]))
+    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5)
+    first = ["context=4096", "budget=fit", "system=load_on_demand", "precision=bf16"]
+    assert asked == [first, [*first[:2], "end=4096", *first[2:]]]
 
 
 def test_a_question_that_is_interrupted_leaves_nothing(

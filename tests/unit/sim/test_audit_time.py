@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.__main__ import main as simulate
-from sim.answers.recorded_run import stored_bytes, words_of
+from sim.answers.recorded_run import read_recorded, stored_bytes, words_of
 from sim.audit_time import main
 
 WORDS = ("hardware=rtx4090_pcie4", "trace.max_sequences=1", "workload=hobbit_16_128")
@@ -62,3 +62,50 @@ def test_what_is_no_run_is_refused_by_name(
     assert main([str(tmp_path), "hardware=rtx4090_pcie4"]) == 2
     assert f"{tmp_path} holds no run" in capsys.readouterr().err
     assert main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        (
+            "summary.json",
+            '{"system": "lru", "hardware": "x", "budget": {}}',
+            (
+                "{folder} holds no run (KeyError: 'resident_share'); name a folder that python -m"
+                " real or moelab run wrote"
+            ),
+        ),
+        (
+            "summary.json",
+            '{"system": "lru", "budget": {"resident_share": 1}}',
+            (
+                "{folder} holds no run (KeyError: 'hardware'); name a folder that python -m real or"
+                " moelab run wrote"
+            ),
+        ),
+        (
+            "config.yaml",
+            "loader: {wait: 1}",
+            "{folder}/config.yaml has no loader.wait or model ('model'); run again",
+        ),
+        (
+            "config.yaml",
+            "model: {sites: 1}",
+            "{folder}/config.yaml has no loader.wait or model ('loader'); run again",
+        ),
+        ("lookups.parquet", "PAR1", "{folder}/lookups.parquet cannot be read ("),
+    ],
+)
+def test_a_folder_that_lacks_a_part_of_a_run_is_refused_with_the_part(
+    file: str, text: str, told: str, tmp_path: Path
+) -> None:
+    texts = {
+        "summary.json": '{"system": "lru", "hardware": "x", "budget": {"resident_share": 1}}',
+        "config.yaml": "{loader: {wait: 1}, model: {sites: 1}}",
+    }
+    for name, content in {**texts, file: text}.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"no run|no loader|cannot be read") as refused:
+        read_recorded(tmp_path)
+    assert str(refused.value).startswith(told.format(folder=tmp_path))
+    assert str(refused.value).endswith(("wrote", "run again", "run again with outputs=all"))

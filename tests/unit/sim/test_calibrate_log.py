@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from sim.answers import engine_log, strata_log
+from sim.answers.engine_log import read_log
+from sim.answers.strata_log import read_report
 from sim.calibrate import calibrate, fit_memory, main, parse
 from sim.machine.roofline import Roofline
 from sim.setup.configure import configure
@@ -152,6 +157,7 @@ def test_compute_times_go_into_the_file(tmp_path: Path) -> None:
         ),
         ([COLUMNS, "log=nowhere.csv"], "log=nowhere.csv: there is no such file"),
         ([COLUMNS, "base=nonesuch"], "nonesuch"),
+        ([COLUMNS, "precision=int3"], "precision=int3 is unknown; known: fp32, fp16, bf16, int8"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_with_nothing_written(
@@ -160,6 +166,65 @@ def test_what_cannot_be_fitted_is_refused_with_nothing_written(
     assert main([*request(made(tmp_path)), *words]) == 2
     assert why in capsys.readouterr().err
     assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "mine.yaml"
+    output.write_text("mine", encoding="utf-8")
+    assert main(request(made(tmp_path))) == 2
+    told = capsys.readouterr().err
+    assert told == f"error: output={output} exists; remove it, or choose another name\n"
+    assert output.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_token_that_no_memory_efficiency_explains_is_refused_with_both_ends() -> None:
+    """From all of the memory's bandwidth to a thousandth of it; both ends themselves can be."""
+    cfg, _ = configure("hardware=rtx4090_pcie4", "model=mixtral_8x7b")
+    hardware, model = (
+        make_object(OmegaConf.to_container(part)) for part in (cfg.hardware, cfg.model)
+    )
+    step = Step(0, 0, 1, (0,), 64, True, (), (), tuple(range(model.sites)))
+    ends = []
+    for efficiency in (1.0, 0.001):
+        compute = replace(hardware.compute, memory_efficiency=efficiency)
+        costs = Roofline(model, replace(hardware, compute=compute), ("fp16",))
+        token_ns = sum(costs.dense_ns(step)) + costs.tail_ns(step)
+        token_ns += sum(model.top_k * costs.expert_ns(0, site, 1) for site in range(model.sites))
+        ends.append(token_ns / 1e6)
+    told = (
+        f"a token of mixtral_8x7b at fp16 takes {ends[0]:.3g} to {ends[1]:.3g} ms on rtx4090_pcie4"
+        " whatever its memory efficiency, the log says {:.3g}: another model, precision or base, or"
+        " host time that the log counts as compute"
+    )
+    for compute_ms in (ends[0] * 0.99, ends[1] * 1.01):
+        with pytest.raises(ValueError, match="whatever its memory efficiency") as refused:
+            fit_memory(hardware, model, "fp16", 64, compute_ms)
+        assert str(refused.value) == told.format(compute_ms)
+    assert fit_memory(hardware, model, "fp16", 64, ends[0]) == pytest.approx(1.0)
+    assert fit_memory(hardware, model, "fp16", 64, ends[1]) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        (lambda path: read_log(path, {"io_ms": "io"}), "must be a csv file of at most 1 MiB"),
+        (read_report, "must be a file of at most 1 MiB"),
+    ],
+)
+def test_a_log_that_is_no_file_or_too_large_is_not_read(
+    read: Callable[[Path], object], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_log, "LARGEST_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(strata_log, "LARGEST_BYTES", 1 << 20)
+    large, whole = tmp_path / "large.csv", tmp_path / "whole.csv"
+    large.write_bytes(b"x\n" * (1 << 19) + b"x")
+    whole.write_bytes(b"x\n" * (1 << 19))
+    for path in (tmp_path, large):
+        with pytest.raises(ValueError, match=told) as refused:
+            read(path)
+        assert str(refused.value) == f"log={path} {told}"
+    with pytest.raises(ValueError, match=r"whole\.csv has no"):
+        read(whole)
 
 
 @pytest.mark.parametrize("cell", ["", "nan", "-1", "inf", "fast"])

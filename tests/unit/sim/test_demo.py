@@ -96,6 +96,19 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return heard
 
 
+def test_a_word_of_no_demo_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sequences=none"]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (
+        "",
+        "error: sequences=none must be a whole number from 2 on\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 class Bar:
     def __init__(self, **_: Any) -> None: ...
 

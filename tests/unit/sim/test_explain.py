@@ -440,6 +440,11 @@ def test_why_nothing_was_queued_is_told_by_rank_and_by_budget(
         (["site=1", "step=2"], "missing expert="),
         (["site=x", "expert=0", "step=2"], "site=x must be a whole number"),
         (["site=1", "site=1", "step=2"], "each once"),
+        (["site=-1", "expert=0", "step=2"], "site=-1 must be a whole number"),
+        (
+            ["site=1", "expert=3", "step=2"],
+            "expert=3 is not one of this run's 3; give expert=0 to 2",
+        ),
     ],
 )
 def test_a_lookup_that_is_not_there_is_refused_with_what_is(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import click
@@ -96,6 +97,7 @@ def test_the_help_of_a_verb_has_every_option_and_example(
     [
         ("moelab re", 1, ["report", "reproduce", "real"]),
         ("moelab run system = hob", 4, ["hobbit", "hobbit_cpu"]),
+        ("moelab ask overwrite", 3, ["yes", "no"]),
         ("moelab run system=hob", 2, ["system=hobbit", "system=hobbit_cpu"]),
         ("moelab list m", 2, ["machines", "models"]),
         ("moelab capture li", 2, ["lint"]),
@@ -115,6 +117,20 @@ def test_the_shell_completes_verbs_keys_and_names_however_it_cuts_words(
         main([])
     lines = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("plain,") for line in lines] == offered
+
+
+def test_a_name_that_is_no_verb_has_no_command_and_a_checkout_no_extras(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = click.Context(GROUP)
+    assert GROUP.get_command(context, "nosuch") is None
+    assert GROUP.get_command(context, "capture lint") is not None
+
+    def nowhere(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(console_script, "requires", nowhere)
+    assert way_to("torch") == ""
 
 
 @pytest.fixture

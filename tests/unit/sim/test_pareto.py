@@ -214,6 +214,44 @@ def test_wrong_input_is_one_message(
     assert error.count("\n") == 1
 
 
+def test_files_that_are_no_runs_are_one_message_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, other, unfinished = (tmp_path / name for name in ("broken", "other", "unfinished"))
+    for folder in (broken, other / "cells", unfinished / "cells"):
+        folder.mkdir(parents=True)
+    (broken / "summary.json").write_text("{")
+    pl.DataFrame({"a": [1]}).write_parquet(other / "cells" / "1.parquet")
+    none = pl.DataFrame({"summary": [None]}, schema={"summary": pl.String})
+    none.write_parquet(unfinished / "cells" / "1.parquet")
+    for folder, told in (
+        (broken, f"{broken}/summary.json is no JSON (Expecting property name"),
+        (other, f"{other}/cells/1.parquet has no column summary: it is no study's"),
+        (unfinished, "there is no finished run among these paths"),
+    ):
+        assert main([str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"pareto: {told}")
+        assert error.count("\n") == 1
+
+
+def test_a_figure_is_not_drawn_among_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(_summary("lru", 3.0)))
+    assert main([str(tmp_path), f"output_dir={tmp_path}"]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("pareto: ")
+    assert f"{tmp_path} is not empty" in told.err
+    assert "files: " not in told.out
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_an_unknown_measure_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"^unknown measure=taste; known: divergence, increase$"):
+        join([], [], "taste")
+
+
 def points_by_hand() -> list[Point]:
     """Two fronts, a beaten point, a bound, one without a loss, and one without intervals."""
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 
 from helpers.printed import told_of
 from sim.core.slots import UNUSED
-from sim.report import _told, main
+from sim.report import _chapter, _told, main
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import by_work, read_runs
 from sim.results.outputs import write_outputs
@@ -245,6 +246,38 @@ def test_a_page_of_two_kinds_of_work_has_two_answers_and_figures_of_each(
         svg = (tmp_path / "out" / f"{name}.svg").read_text(encoding="utf-8")
         assert f"({split})" in svg
         assert f"({absent})" not in svg
+
+
+def test_a_question_whose_table_no_run_wrote_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(draw: str, able: list[Any], *_: object) -> str:
+        return f"{draw} of {' '.join(run.label for run in able)}"
+
+    questions = {
+        "first": ("Who?", "bars", "lookups"),
+        "second": ("Why <so>?", "lines", "transfers"),
+        "third": ("How?", "dots", None),
+    }
+    monkeypatch.setattr("sim.report.FIGURES", questions)
+    monkeypatch.setattr("sim.report.overview", lambda done: SimpleNamespace(sets=()))
+    monkeypatch.setattr("sim.report._draw", drawn)
+    for name in ("_configuration", "_labels"):
+        monkeypatch.setattr(f"sim.report.{name}", lambda runs: "")
+    monkeypatch.setattr("sim.report._table", lambda runs, found: "")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "lookups.parquet").touch()
+    runs: Any = [
+        SimpleNamespace(label=name, directory=tmp_path / name, summary={}, decode_ns=None)
+        for name in ("a", "b")
+    ]
+    page = _chapter(runs, tmp_path, "_2", has_others=False)
+    assert page.partition("</p>")[2] == (
+        "<h2>Who?</h2><figure id='first_2'>bars of b</figure>"
+        "<h2>Why &lt;so&gt;?</h2>"
+        "<p class='note'>No run here wrote its transfers: run with outputs=all.</p>"
+        "<h2>How?</h2><figure id='third_2'>dots of a b</figure>"
+    )
 
 
 def test_a_page_begins_with_who_is_fastest_and_has_paired_ratios(

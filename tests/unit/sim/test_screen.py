@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 import pytest
 
-from sim.screen import main, read_words, screen
+from sim.screen import _require_constant_links, main, read_words, screen
 from sim.screening.moves import ScreenError
 from sim.setup.build import build
 from sim.setup.execute import execute
@@ -94,6 +96,10 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
             ("system=lru", "workload=continuous_4", "workload.arrivals_per_s=1"),
             r"arrivals: .*; set workload",
         ),
+        (
+            ("system=lru", "budget=fit", "hardware.memory_gib=12,16"),
+            r"hardware\.memory_gib=16: not the same slots on every machine; screen them apart$",
+        ),
     ],
 )
 def test_what_depends_on_time_is_refused_by_its_switch(
@@ -109,6 +115,60 @@ def test_only_the_machine_may_vary() -> None:
         ValueError, match=r"cache=lru,lfu: only the machine may vary .* moelab study"
     ):
         read_words(("cache=lru,lfu",))
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, ""),
+        (
+            {"devices": "layers"},
+            "words: hardware.devices is not screened; moelab run runs it, or set"
+            " hardware.devices=null",
+        ),
+        (
+            {"page_cache": "os"},
+            "words: hardware.links.nvme.page_cache is not screened; moelab run runs it",
+        ),
+        (
+            {"lanes": ("host.load_us=1",), "wait": "by_projection"},
+            "words: hardware.host.load_us=1, loader.wait=by_projection is not screened; moelab run"
+            " runs it",
+        ),
+        (
+            {"contention": "drawn"},
+            "words: parties that others at work slow (hardware.beside,"
+            " hardware.shared_memory.slows=as_drawn) are not screened; moelab run runs them",
+        ),
+    ],
+)
+def test_a_link_whose_time_depends_on_more_than_bytes_is_refused(
+    more: dict[str, Any], told: str
+) -> None:
+    links = [
+        SimpleNamespace(name="pcie", page_cache=None),
+        SimpleNamespace(name="nvme", page_cache=more.get("page_cache")),
+    ]
+    hardware = SimpleNamespace(
+        devices=more.get("devices"), links=links, lanes=more.get("lanes", ())
+    )
+    run: Any = SimpleNamespace(
+        hardware=hardware,
+        controller=SimpleNamespace(loader=SimpleNamespace(wait=more.get("wait", "all"))),
+        durations=SimpleNamespace(contention=more.get("contention")),
+    )
+    if not told:
+        _require_constant_links(run, "words")
+        return
+    with pytest.raises(ScreenError) as refused:
+        _require_constant_links(run, "words")
+    assert str(refused.value) == told
+
+
+def test_a_word_that_hydra_cannot_read_is_refused_with_its_first_line() -> None:
+    with pytest.raises(ValueError, match=r"^'system=\[a' is no override: .+") as refused:
+        read_words(("system=[a",))
+    assert "\n" not in str(refused.value)
 
 
 def test_the_table_goes_to_a_file_and_bad_words_to_one_line(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from sim.study.plan import make_plan
 from sim.study.rows import Row
 from sim.study.trials import trial
 from sim.study.worker import run_cell
-from sim.versus import Group, Side, main, read_rows, told_of, versus
+from sim.versus import Alone, Group, Side, main, read_rows, told_of, versus
 
 BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
 GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}
@@ -86,6 +87,16 @@ def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
         assert f"Beside no lru cache=lru: {one.system} (" in told
     assert "hobbit (lossy)" in told
     assert "hobbit: lossy (experts at low precision" in told
+
+
+def test_a_cell_that_decodes_nothing_or_failed_is_told_so(dataset: Path) -> None:
+    rows = [row for row in read_rows(dataset) if row["system"].startswith("lru cache=lru")]
+    empty = [{**rows[0], "decode_ns": times} for times in (None, [], [0, 0, 0])]
+    failed = {**rows[0], "status": "failed", "error": "no room"}
+    found = versus([*rows, *empty, failed], "lru cache=lru")
+    nothing = Alone(rows[0]["system"], rows[0]["overrides"], "it decodes nothing")
+    assert [one for one in found.alone if one == nothing] == [nothing] * 3
+    assert replace(nothing, why="it is failed: no room") in found.alone
 
 
 def test_words_that_no_cell_has_are_refused_with_those_that_there_are(dataset: Path) -> None:

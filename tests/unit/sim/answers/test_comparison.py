@@ -387,3 +387,12 @@ def test_the_table_leaves_out_what_neither_waited_for(
     table = table_of(hand_made(1.5))
     assert list(table.columns[0].cells) == ["compute", "waiting: no slot", "all"]
     assert list(table.columns[3].cells) == ["+0.000", "-3.000", "-3.000"]
+
+
+def test_without_two_runs_the_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, status in (([], 2), (["lru"], 2), (["--help"], 0), (["lru", "hobbit", "-h"], 0)):
+        assert main(words) == status
+        told = capsys.readouterr()
+        assert told.out.startswith("usage: moelab compare A B [key=value ...]\n")
+        assert "same trace, model, machine, workload and budget.\n" in told.out
+        assert told.err == ""

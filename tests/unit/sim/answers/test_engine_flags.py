@@ -170,6 +170,8 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         ("-ot 'a", "No closing quotation"),
         ("-ot blk=CUDA1", "layer 0 on CUDA1, but the layer is on device 0"),
         ("-ot blk=nowhere", "must be REGEX=BUFFER"),
+        ('-ot "it\'s=CPU"', "-ot it's=CPU: a pattern with ' or \\$\\{ cannot be passed on$"),
+        (r"-ot exps=CPU,\${x}=CPU", r"-ot \$\{x\}=CPU: a pattern with ' or \$\{ cannot"),
         ("-ot attn=CPU", "finds no tensor of experts"),
         ("-c 1 -np 2", "-c 1 is less than a token for each of -np"),
         ("-c 8", r"workload\.context_tokens=8 is shorter than sequence"),
@@ -196,6 +198,17 @@ def test_a_run_takes_flags_for_the_words_that_they_stand_for(
     before = list(sys.argv)
     command._take_flags()
     assert sys.argv == before, "without flags nothing changes"
+
+
+def test_flags_that_cannot_be_end_a_run_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sim", "model=tiny_mixtral", "flags=-c none"])
+    monkeypatch.setattr(command, "OVERWRITE", [])
+    assert command._command() == 2
+    told = capsys.readouterr()
+    assert told.err == "error: flags: -c none must be a whole number from 1 on\n"
+    assert told.out == ""
 
 
 def test_the_verb_offers_the_kinds_of_keys_and_values_that_flags_know() -> None:

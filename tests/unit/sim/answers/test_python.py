@@ -198,6 +198,8 @@ def test_a_comparison_is_that_of_the_command_with_the_labels_of_both(
     assert repr(found).startswith(answer(theirs))
     assert TRANSPLANT in repr(found)
     assert found.parts_ns == theirs.parts
+    assert found.ratios == theirs.ratios
+    assert len(found.ratios) > 1
     assert found.verdict == theirs.verdict.verdict
     told = texts_of(found.plot())
     assert TRANSPLANT in told

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import polars as pl
 import pytest
 
-from sim.answers.time_audit import CAUSES, TimeAudit, audit_times
-from sim.answers.time_parts import Tables, intervals_of
+from sim.answers.time_audit import CAUSES, TimeAudit, _of_gate, audit_times
+from sim.answers.time_parts import Interval, Tables, intervals_of
 from sim.engine.simulate import simulate
 from sim.results.frames import Frames
 from sim.study.trials import prepared
@@ -91,3 +93,34 @@ def test_runs_of_other_gates_are_refused() -> None:
     other = tables("system=lru", "workload.decode_tokens=5")
     with pytest.raises(ValueError, match="96 gates in decode steps, its simulation 80"):
         audit_times(tables("system=lru"), other)
+
+
+WAS = Interval(0, 0, ((1, "miss"),), 500, 40, moved_bytes=8, own_ns=90, compute_ns=70.0)
+NOW = Interval(0, 0, ((1, "miss"),), 700, 25, moved_bytes=8, cpu_ns=3, own_ns=99, compute_ns=72.0)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "of_waits"),
+    [
+        ({}, {}, {"link latency": 0, "link rate": 200, "queueing": -15}),
+        # An idle link makes 30 of the recorded service, 50 of the simulated one.
+        ({}, {"is_first": True}, {"link latency": 50, "link rate": 150, "queueing": -15}),
+        ({"is_first": True}, {}, {"link latency": -30, "link rate": 230, "queueing": -15}),
+        ({"needs": ((1, "hit"),)}, {}, {"decided otherwise": 185}),
+        ({"needs": ((1, "hit"),), "is_prefetch": True}, {}, {"decided otherwise": 185}),
+        ({"is_prefetch": True}, {}, {"late prefetches": 185}),
+        ({}, {"is_prefetch": True}, {"late prefetches": 185}),
+    ],
+)
+def test_a_gates_difference_has_the_cause_that_its_two_intervals_tell(
+    was: dict[str, Any], now: dict[str, Any], of_waits: dict[str, float]
+) -> None:
+    found = dict(_of_gate(replace(WAS, **was), replace(NOW, **now), {8: 30.0}, {8: 50.0}))
+    own = {"cpu": 3, "compute after a wait": 2.0, "host after a wait": 7.0}
+    assert found == {**of_waits, **own}
+
+
+def test_its_own_work_is_named_by_what_the_recorded_gate_met() -> None:
+    alone = replace(WAS, served_ns=0, queued_ns=0)
+    for was, met in ((alone, "alone"), (replace(alone, beside=True), "beside copies")):
+        assert {f"compute {met}", f"host {met}"} < dict(_of_gate(was, NOW, {}, {})).keys()

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from omegaconf import OmegaConf
 
 from helpers.worked import make_run
 from sim.audit.__main__ import audit, main
@@ -218,6 +219,17 @@ def without_column(folder: Path) -> None:
     pl.read_parquet(place).drop("skips").write_parquet(place)
 
 
+def without_keys(section: str, *keys: str, **more: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = OmegaConf.load(folder / "config.yaml")
+        for key in keys:
+            del config[section][key]
+        config[section].update(more)
+        OmegaConf.save(config, folder / "config.yaml")
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -238,6 +250,18 @@ def without_column(folder: Path) -> None:
         (
             write("config.yaml", "model: {}"),
             "config.yaml is no configuration of a run: it lacks hardware, workload",
+        ),
+        (
+            without_keys("model", "sites", "experts"),
+            "config.yaml is no configuration of a run: model lacks sites, experts\n",
+        ),
+        (
+            without_keys("hardware", "links"),
+            "config.yaml is no configuration of a run: hardware lacks links\n",
+        ),
+        (
+            without_keys("workload", kv_allocation="growing"),
+            "lacks ledger.parquet; run again with outputs=all",
         ),
     ],
 )

@@ -35,10 +35,15 @@ def write(
     change: Change = lambda columns: None,
     sizes: object = None,
     lookups: Sequence[int] = LOOKUPS,
+    prompt: int = 1,
 ) -> Path:
-    """One site, five experts of 10 B, one choice a token; the site is layer 2 of its model."""
+    """One site, five experts of 10 B, one choice a token; the site is layer 2 of its model. The
+    first ``prompt`` lookups are one batch.
+    """
     shape = ModelShape("tiny", "none", 1, 5, 1, 8, 8)
-    base = synthesize(shape, tokens=len(lookups) - 1, sequences=1, prompt_tokens=1, lookahead=0)
+    base = synthesize(
+        shape, tokens=len(lookups) - prompt, sequences=1, prompt_tokens=prompt, lookahead=0
+    )
     ids = np.array(lookups, np.int16).reshape(-1, 1, 1)
     trace = type(base)(**{**vars(base), "ids": ids})
     count = len(lookups)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,17 +19,26 @@ from sim.checking.cache_walk import (
     PINNED,
     UNREFRESHED,
     VICTIM,
+    WAVES,
     CacheWalk,
     Difference,
     Fault,
 )
-from sim.checking.fault_search import FLAG, FaultSearch
+from sim.checking.fault_search import FLAG, FaultSearch, _Spent
 from sim.traces.residency_log import read_log
 from unit.sim.checking.test_check import write
 
 A, B, C, D, E = 0, 1, 2, 3, 4
 LRU = Contract("lru", (("initial", "empty"), ("retention", "strict")))
 ASKED = [A, B, A, C, A, D, A]
+OPTIONS = (
+    "budget=20B",
+    "policy=lru",
+    "scope=global",
+    "initial=empty",
+    "retention=strict",
+    "recency=needs",
+)
 RIGHT = [False, False, True, False, True, False, True]
 """Two slots, least recently asked for goes: C goes in for B, D for C."""
 
@@ -39,6 +49,7 @@ def walk_of(
     flags: Sequence[bool],
     contract: Contract = LRU,
     budget: int = 20,
+    prompt: int = 1,
 ) -> CacheWalk:
     """A walk through a log of one lookup a step, experts of 10 B, with what was read as the
     flags say.
@@ -47,7 +58,7 @@ def walk_of(
     def change(columns: dict[str, Any]) -> None:
         columns.update(resident=list(flags), loaded_bytes=[0 if flag else 10 for flag in flags])
 
-    replayer = Replayer(read_log(write(folder, change, lookups=lookups)))
+    replayer = Replayer(read_log(write(folder, change, lookups=lookups, prompt=prompt)))
     return CacheWalk(replayer, contract, budget, replayer.replay(contract, budget))
 
 
@@ -168,15 +179,7 @@ def test_a_flag_that_what_was_read_does_not_bear_out_is_the_fault(
         columns["resident"][6] = True
 
     folder = write(tmp_path, change)
-    options = [
-        "budget=20B",
-        "policy=lru",
-        "scope=global",
-        "initial=empty",
-        "retention=strict",
-        "recency=needs",
-    ]
-    assert main([str(folder), *options]) == 1
+    assert main([str(folder), *OPTIONS]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "  one fault explains every flag:" in lines
     assert (
@@ -196,6 +199,88 @@ def test_a_flag_alone_is_no_explanation_where_what_was_read_bears_it_out(tmp_pat
 def test_a_search_that_may_walk_no_further_says_so(tmp_path: Path) -> None:
     flags = [False, False, True, False, False, False, True]
     assert not FaultSearch(walk_of(tmp_path, ASKED, flags), most_needs=3).search().is_complete
+
+
+def test_a_search_may_walk_just_as_far_as_it_may(tmp_path: Path) -> None:
+    walk = walk_of(tmp_path, ASKED, [False] * 7)
+    search = FaultSearch(walk, most_needs=0)
+    assert search._find([Fault(BUDGET, 0)], 0, 1) is None, "what was walked before does not count"
+    walk.walked += 1
+    with pytest.raises(_Spent):
+        search._find([Fault(BUDGET, 0)], 0, 1)
+
+
+def test_of_experts_that_went_unseen_only_the_latest_are_tried_and_the_others_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four slots A should go for E. It stayed: B, C or D went, of which none is asked for again."""
+    monkeypatch.setattr("sim.checking.fault_search.UNSEEN", 2)
+    walk = walk_of(tmp_path, [A, B, C, D, E, A], [False] * 5 + [True], budget=40)
+    found = FaultSearch(walk).search()
+    seen = {(e.kind, e.first.tick, e.first.key) for e in found.explanations}
+    assert {(VICTIM, 4, D), (VICTIM, 4, C)} <= seen
+    assert (VICTIM, 4, B) not in seen
+    assert (found.untried, found.is_complete) == (1, True)
+
+
+def test_no_more_experts_are_suspected_than_told_and_each_once(tmp_path: Path) -> None:
+    asked = [A, B, C, D, E, A, A, B, C, D, E]
+    search = FaultSearch(walk_of(tmp_path, asked, [False] * 11, budget=50))
+    assert [one.key for one in search._suspects(True)] == [A, B, C]
+    assert list(search._suspects(False)) == []
+
+
+def test_budgets_are_not_looked_for_where_there_are_several_pools(tmp_path: Path) -> None:
+    walk = walk_of(tmp_path, ASKED, [False] * 7)
+    search = FaultSearch(walk)
+    walk.pools = (10, 10)  # type: ignore[assignment]
+    assert list(search._budgets()) == []
+
+
+def test_where_a_batch_flags_one_expert_both_ways_no_fault_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt asks for A and B twice: they are missing. The log's second flags say else."""
+    walk = walk_of(tmp_path, [A, A, B, B, A], [False, True, False, True, True], prompt=4)
+    assert list(walk.differences()) == []
+    found = FaultSearch(walk).search()
+    assert (found.explanations, found.is_complete) == ((), True)
+    assert main([str(tmp_path / "log"), *OPTIONS]) == 1
+    told = capsys.readouterr().out
+    assert (
+        "The batch's other lookups of it are flagged differently: one batch finds an expert one way."
+        in told
+    )
+    assert "no single fault of the engine or the log that was tried" in told
+
+
+def test_a_batch_that_exceeds_the_budget_is_walked_by_no_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=f"^{WAVES}$"):
+        walk_of(tmp_path, [A, B, C], [False, False, True], budget=10, prompt=2)
+    assert main([str(tmp_path / "log"), *OPTIONS[1:], "budget=10B"]) == 1
+    assert f"\n  {WAVES}\n" in capsys.readouterr().out
+
+
+def test_a_replay_of_another_budget_is_refused(tmp_path: Path) -> None:
+    replayer = walk_of(tmp_path, ASKED, RIGHT).replayer
+    with pytest.raises(ValueError, match=f"^{WAVES}$"):
+        CacheWalk(replayer, LRU, 20, replayer.replay(LRU, 10))
+
+
+def test_policies_hear_of_each_sequence_that_ends_and_begins(tmp_path: Path) -> None:
+    walk = walk_of(tmp_path, ASKED, RIGHT)
+    heard: list[tuple[int, bool]] = []
+    walk.policy = SimpleNamespace(on_sequence=lambda *told: heard.append(told))  # type: ignore[assignment]
+    first, second = (
+        SimpleNamespace(begins=begins, ends=ends)
+        for begins, ends in (((1, 2), (1,)), ((3,), (2, 3)))
+    )
+    for before, now in ((None, first), (first, first), (first, second), (second, first)):
+        walk._change_sequences(before, now)  # type: ignore[arg-type]
+    begun, went_on = [(1, True), (2, True)], [(1, False), (3, True)]
+    assert heard == [*begun, *went_on, (2, False), (3, False), *begun]
 
 
 def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path: Path) -> None:

@@ -83,6 +83,10 @@ def test_the_best_point_costs_what_a_run_with_its_weights_costs() -> None:
             ["predictor=gate_lookahead_1"],
             "runs the fit sequences without a predictor; leave it out",
         ),
+        (
+            ["workload=continuous_4", "workload.arrivals_per_s=1"],
+            "a calibration wants the same steps at every point; set workload.arrivals_per_s=null",
+        ),
         (["trace.split=eval"], "runs the fit sequences without a predictor; leave it out"),
         (["cache.weights.lru=-1"], "cache.weights need"),
         (["no_such_group=1"], "no_such_group"),

@@ -1,0 +1,51 @@
+"""Trials of one question: each runs once, and those that are refused say why in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from sim.answers import ask_bench
+from sim.answers.ask_bench import Bench
+
+
+def test_trials_run_once_and_refused_ones_say_why_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file that is missing and a predictor that is not fitted yet; the last is another error."""
+    run: list[tuple[str, ...]] = []
+    errors = {
+        "system=random": OSError("no trace"),
+        "system=fiddler": ValueError("fit it:\n  moelab fit predictor=..."),
+        "system=fifo": KeyError("a fault of the program"),
+    }
+
+    def trial(words: Sequence[str]) -> Any:
+        run.append(tuple(words))
+        if words[1] in errors:
+            raise errors[words[1]]
+        return words[1]
+
+    monkeypatch.setattr(ask_bench, "trial", trial)
+    monkeypatch.setattr(ask_bench, "chosen_by", lambda system, group: f"{group} of {system}")
+    told: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        bench = Bench(["common=1"], pool, lambda: told.append(bench.begun), 10)
+        wanted = [(name,) for name in ("system=random", "system=lru", "system=fiddler")]
+        for _ in range(2):
+            found, refused = bench.all([*wanted, ("system=lru", "precision=int4")])
+            assert found == {
+                ("system=lru",): "system=lru",
+                ("system=lru", "precision=int4"): "system=lru",
+            }
+            assert refused == [
+                ("system=fiddler", "fit it: moelab fit predictor=predictor of fiddler"),
+                ("system=random", "no trace"),
+            ]
+        assert len(run) == bench.begun == len(told) == 4
+        assert ("common=1", "system=lru", "precision=int4") in run
+        with pytest.raises(KeyError):
+            bench.all([("system=fifo",)])
