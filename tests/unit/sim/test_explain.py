@@ -495,7 +495,9 @@ def test_tables_that_lack_columns_or_are_none_are_refused(tmp_path: Path) -> Non
     place = by_hand(tmp_path) / "lookups.parquet"
     whole = pl.read_parquet(place)
     whole.drop("ready_ns", "key").write_parquet(place)
-    with pytest.raises(ValueError, match=r"lookups\.parquet lacks the columns .*key, ready_ns; name"):
+    with pytest.raises(
+        ValueError, match=r"lookups\.parquet lacks the columns .*key, ready_ns; name"
+    ):
         RunLog(tmp_path)
     place.write_bytes(b"no table")
     with pytest.raises(ValueError, match=r"lookups\.parquet cannot be read \(.*; name"):
