@@ -75,9 +75,12 @@ def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
                 f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}"
             )
         found: dict[str, list[float]] = {kind: [] for kind in columns}
-        for number, row in enumerate(reader, start=1):
-            for kind, column in columns.items():
-                found[kind].append(_number(path, number, column, row[column]))
+        try:
+            for number, row in enumerate(reader, start=1):
+                for kind, column in columns.items():
+                    found[kind].append(_number(path, number, column, row[column]))
+        except csv.Error as error:
+            raise ValueError(f"{path.name} line {reader.line_num} is no csv: {error}") from error
     values = {UNITS[kind][0]: UNITS[kind][1] * np.array(column) for kind, column in found.items()}
     values.setdefault("loads", np.zeros(len(values["io"])))
     if len(values["io"]) < 2 * FEWEST_ROWS:

@@ -249,3 +249,10 @@ def test_a_log_in_which_more_bytes_are_faster_is_no_log_of_a_link(
         main(request(write_log(tmp_path / "log.csv", 100.0 - np.arange(1, 41), loads, moved))) == 2
     )
     assert "more bytes do not take longer" in capsys.readouterr().err
+
+
+def test_a_field_that_no_csv_reader_takes_is_refused_by_its_line(tmp_path: Path) -> None:
+    log = made(tmp_path)
+    log.write_text(log.read_text(encoding="utf-8") + "9" * 200_000 + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"log\.csv line \d+ is no csv: field larger than"):
+        read_log(log, {"bytes": "moved", "loads": "loads", "io": "io"})
