@@ -58,7 +58,8 @@ def test_a_header_that_names_no_stack_is_that_of_a_decoder_and_stays_so() -> Non
             "must be those of the encoder, if any, then at least one",
         ),
         (["encoder"] * SITES, "then at least one of the decoder"),
-        (["encoder", "both", "decoder", "decoder"], r"must be one of \('encoder', 'decoder'\)"),
+        (["encoder", "both", "decoder", "decoder"], r"must be one of \('encoder', 'decoder', "),
+        (["encoder", "draft", "decoder", "decoder"], "one of the decoder, then those of draft"),
         (["encoder", 2, "decoder", "decoder"], "must be one of"),
     ],
 )
