@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray
+from sim.policies.base import FloatArray, IntArray, ScoreRule
 from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
 from sim.traces.routing import shares_above
 from sim.traces.trace import DECODE, Trace
@@ -105,6 +105,8 @@ class Choices:
             trace.ids.shape[2],
         )
         self.units = self.experts + 1
+        self._grades: dict[ScoreRule, IntArray] = {}
+        self._forecast_grades: dict[ScoreRule, IntArray] = {}
         encoder = trace.header.encoder_sites
         self.reach = tuple(
             min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites)
@@ -216,6 +218,18 @@ class Choices:
                     scores[known], self.top_k
                 )
         return experts, weights
+
+    def grades(self, rule: ScoreRule) -> IntArray:
+        """What a rule says of all ``scores``."""
+        if rule not in self._grades:
+            self._grades[rule] = rule(self.scores)
+        return self._grades[rule]
+
+    def forecast_grades(self, rule: ScoreRule) -> IntArray:
+        """What a rule says of all ``forecast_scores``."""
+        if rule not in self._forecast_grades:
+            self._forecast_grades[rule] = rule(self.forecast_scores)
+        return self._forecast_grades[rule]
 
     def union(self, rows: Rows) -> Union:
         """What ``rows`` together need at every site."""
