@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint check wheel bench differential thorough reproduce predictors docs notebooks clean
+.PHONY: demo test lint check wheel bench engine differential thorough reproduce predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -32,6 +32,13 @@ bench: $(VENV)/.core
 	$(BIN)/python tests/bench/engine_speed.py
 	$(BIN)/python tests/bench/policy_cost.py
 	$(BIN)/python tests/bench/system_speed.py
+
+# The simulator's core, its comparison with the reference, and its speed, without torch: for a Python that torch has
+# no build for, or that has a JIT, such as make engine PYTHON=python3.15 VENV=.venv315 PYTHON_JIT=1.
+engine: $(VENV)/.engine
+	$(BIN)/python -m pytest -n 2 $(addprefix tests/unit/sim/,core engine policies values workload) \
+	  $(addprefix tests/differential/test_,engine_against_reference.py simple_runs.py)
+	$(BIN)/python tests/bench/engine_speed.py
 
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000
@@ -75,6 +82,10 @@ docs: $(VENV)/.core
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
+	touch $@
+
+$(VENV)/.engine: $(VENV)/.core
+	$(PIP) pytest pytest-xdist hypothesis
 	touch $@
 
 # All at once; where something has no build for this machine, one after another, without what can be missed.

@@ -40,6 +40,7 @@ class Claims:
         "_key_bytes",
         "_limits_staging",
         "_packed_events",
+        "_plane",
         "_ram_link",
         "_rows",
         "_stages",
@@ -66,7 +67,7 @@ class Claims:
         ram_cache: CachePolicy | None,
     ) -> None:
         loader.check_route(route)
-        self._ends = route.ends
+        self._ends, self._plane = route.ends, geometry.plane
         self.geometry, self.cache, self.loader, self.payload, self.route = (
             geometry,
             cache,
@@ -163,7 +164,7 @@ class Claims:
 
     def _serving(self, wanted: int) -> int:
         """The key that would serve a wanted key now (contract C18)."""
-        state, plane = self.state, self.geometry.plane
+        state, plane = self.state, self._plane
         found = state[wanted]
         if found <= UNUSED or len(self._rows) == 1:
             return wanted

@@ -303,17 +303,18 @@ class Controller(Lookups):
 
     def _gate_of_variants(self, gate: Gate) -> Answer:
         """``_gate_in_full`` and ``_look_up`` in one piece, for simple gates of several variants."""
-        protection, site, needs = self.protection, gate.site, gate.needs
+        protection, site, needs = self.protection, gate.site, gate.keys
         protection.begin_gate(site, [])
         constant = self.selector.constant
         wanted: Sequence[int] = (
             [constant] * len(needs) if constant is not None else self.selector.select(gate, self)
         )
-        state, rows, plane = self.state, self._rows, self.geometry.plane
-        admitted = [
-            rows[p][site][expert] if p >= 0 else SKIP
-            for p, expert in zip(wanted, needs, strict=True)
-        ]
+        state, plane = self.state, self._plane
+        admitted = list(needs)
+        if any(wanted):
+            admitted = [
+                key + p * plane if p >= 0 else SKIP for key, p in zip(needs, wanted, strict=True)
+            ]
         for place, key in enumerate(admitted):
             if state[key] > UNUSED and key >= 0:
                 admitted[place] = self._serving(key)

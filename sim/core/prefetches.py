@@ -319,12 +319,9 @@ class Prefetches(Transfers):
             if constant is not None
             else self.selector.select(choice, self)
         )
-        rows, site, state = self._rows, choice.site, self.state
-        keys = [
-            rows[p][site][expert]
-            for p, expert in zip(wanted, choice.needs, strict=True)
-            if p != SKIP
-        ]
+        state, plane, keys = self.state, self._plane, choice.keys
+        if any(wanted):
+            keys = [key + p * plane for key, p in zip(keys, wanted, strict=True) if p != SKIP]
         return [key if state[key] <= UNUSED else self._serving(key) for key in keys]
 
     # ---- queueing

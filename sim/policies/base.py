@@ -28,6 +28,9 @@ RowRule = Callable[[FloatArray, int], tuple[IntArray, FloatArray]]
 where a row names fewer, and their likelinesses. Rows do not depend on each other.
 """
 
+ScoreRule = Callable[[FloatArray], IntArray]
+"""A small number for each score, from an array of them to one of the same shape."""
+
 
 class Choice(Protocol):
     """What a router selected at a site, or is forecast to select.
@@ -58,6 +61,13 @@ class Choice(Protocol):
     def experts(self) -> IntArray: ...
     @property
     def weights(self) -> FloatArray: ...
+
+
+class Graded(Choice, Protocol):
+    """A choice of a trace, whose scores are known before the run."""
+
+    def grades(self, rule: ScoreRule) -> Sequence[int]:
+        """What ``rule`` says of each score; it is asked once for all gates of a run."""
 
 
 class Gate(Choice, Protocol):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import Choice, PrecisionSelector, Resident
+from sim.policies.base import Choice, FloatArray, Graded, IntArray, PrecisionSelector, Resident
 from sim.policies.requires import FitError, FitFile, Given, Requires, Shape
 from sim.values.types import SKIP
 from sim.values.units import part_of, require_flag, require_number
 
 QUALITY_FIT = "real quality_fit"
 """The command that measures losses and writes what follows from them as a fit."""
+
+
+LEAST = 2
+"""The grade of a score above both of HOBBIT's thresholds; smaller grades are precisions."""
 
 
 class Fixed(PrecisionSelector):
@@ -115,13 +119,26 @@ class ScoreThreshold(PrecisionSelector):
         return (0, 1) if score <= self.skip_above else (0, 1, SKIP)
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        low_above, skip_above, scores = self.low_above, self.skip_above, choice.scores
-        wanted = [0 if score <= low_above else 1 for score in scores]
-        if max(scores, default=0.0) > skip_above:
-            for place, expert in enumerate(choice.needs):
-                if scores[place] > skip_above:
-                    wanted[place] = self._of_least(choice.site, expert, resident)
+        wanted = self._graded(choice)
+        if LEAST in wanted:
+            site = choice.site
+            wanted = [
+                self._of_least(site, expert, resident) if grade == LEAST else grade
+                for expert, grade in zip(choice.needs, wanted, strict=True)
+            ]
         return wanted
+
+    def _graded(self, choice: Choice) -> Sequence[int]:
+        """The grade of each need. Choices of a trace are graded for the whole run at once."""
+        if hasattr(choice, "grades"):
+            return cast("Graded", choice).grades(self._grade)
+        found: list[int] = self._grade(np.array(choice.scores, np.float64)).tolist()
+        return found
+
+    def _grade(self, scores: FloatArray) -> IntArray:
+        """The lines of the table by number: precisions, and LEAST."""
+        over_low: IntArray = (scores > self.low_above).astype(np.uint8)
+        return over_low + (scores > self.skip_above)
 
     def _of_least(self, site: int, expert: int, resident: Resident) -> int:
         lowest = len(self.precisions) - 1
@@ -289,7 +306,8 @@ class PerExpert(PrecisionSelector):
         )
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        assert self.table is not None
+        if self.table is None:
+            return [0] * len(choice.needs)
         row = self.table[choice.site]
         return [row[expert] for expert in choice.needs]
 

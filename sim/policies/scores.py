@@ -41,10 +41,8 @@ class Scored(Pooled):
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         keys, within = self._keys[pool], self._within[pool]
-        score = self._score(within)
-        score += self._absent[within]
-        np.putmask(score, np.frombuffer(blocked, np.bool_)[within], np.inf)
-        tie = self._tie(within)
+        score, tie = self._scores_of(pool), self._tie(within)
+        is_masked = False
         while True:
             best = int(score.argmin())
             least = score.item(best)
@@ -53,7 +51,13 @@ class Scored(Pooled):
             if tie is not None:
                 tied = np.flatnonzero(score == least)
                 best = int(tied[tie[tied].argmin()])
-            yield keys.item(best)
+            key = keys.item(best)
+            if not blocked[key]:
+                yield key
+            elif not is_masked:
+                # Mostly the first is free, and nobody asks for a second: then no mask is made.
+                np.putmask(score, np.frombuffer(blocked, np.bool_)[within], np.inf)
+                is_masked = True
             score[best] = np.inf
 
     def on_insert(self, key: int, cause: Cause) -> None:
@@ -61,6 +65,13 @@ class Scored(Pooled):
 
     def on_evict(self, key: int) -> None:
         self._absent[key] = np.inf
+
+    def _scores_of(self, pool: int) -> Floats:
+        """A new array of the scores of a pool's keys: +inf for those that are not resident."""
+        within = self._within[pool]
+        score = self._score(within)
+        score += self._absent[within]
+        return score
 
     def _score(self, within: Within) -> Floats:
         """A new array of the finite scores of these keys; the lowest goes first."""
@@ -120,43 +131,63 @@ class WeightedScore(Scored):
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         sites, units = geometry.sites, geometry.units
         self._plane = geometry.plane
-        self._units = units
-        self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
-        planes = len(geometry.precisions)
-        self._base = np.zeros(geometry.num_keys)
+        self._is_resident = bytearray(geometry.num_keys)
+        # The part of a score that is over T: by expert, and by key, +inf where it is not resident.
+        self._value = [0.0] * self._plane
+        self._variants = [
+            range(expert, geometry.num_keys, self._plane) for expert in range(self._plane)
+        ]
+        self._held = np.full(geometry.num_keys, np.inf)
+        self._begin_sequence()
         distance = (np.arange(sites)[None, :] - np.arange(sites)[:, None] + sites) % sites
         far = self.weights[3] * (1 - distance / sites)
-        self._far = np.tile(np.repeat(far, units, axis=1), (1, planes))
-        self._token, self._site = 1, 0
+        by_key = np.tile(np.repeat(far, units, axis=1), (1, len(geometry.precisions)))
+        self._far = [[of_site[within] for within in self._within] for of_site in by_key]
+        self._token, self._site = 1.0, 0
 
-    def _score(self, within: Within) -> Floats:
-        score = self._base[within] / self._token
-        score += self._far[self._site][within]
+    def _begin_sequence(self) -> None:
+        self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
+        self._value[:] = self._uses
+        np.copyto(self._held, np.where(np.frombuffer(self._is_resident, np.bool_), 0.0, np.inf))
+
+    def _scores_of(self, pool: int) -> Floats:
+        score = self._held[self._within[pool]] / self._token
+        score += self._far[self._site][pool]
         return score
 
     def on_requests(
         self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
     ) -> None:
-        plane = self._plane
+        plane, held, is_resident, values = self._plane, self._held, self._is_resident, self._value
         w_lru, w_lfu, w_lhu, _ = self.weights
-        uses, high_uses, base = self._uses, self._high_uses, self._base
-        token = self._token = gate.token
-        self._site = gate.site
-        tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
-        for key, precision in zip(keys, wanted, strict=True):
+        uses, high_uses, variants = self._uses, self._high_uses, self._variants
+        token, counts = gate.token, gate.tokens
+        self._token, self._site = float(token), gate.site
+        if len(keys) < len(counts):
+            tokens_of = dict(zip(gate.keys, counts, strict=True))
+            counts = [tokens_of[key % plane] for key in keys]
+        recent = w_lru * token
+        for key, precision, count in zip(keys, wanted, counts, strict=True):
             expert = key % plane
-            count = tokens_of[expert % self._units]
-            uses[expert] += count
+            used = uses[expert] = uses[expert] + count
             if precision == 0:
                 high_uses[expert] += count
-            value = (w_lru * token + w_lfu * uses[expert]) + w_lhu * high_uses[expert]
-            for variant in range(expert, len(base), plane):
-                base[variant] = value
+            values[expert] = value = (recent + w_lfu * used) + w_lhu * high_uses[expert]
+            for variant in variants[expert]:
+                if is_resident[variant]:
+                    held[variant] = value
+
+    def on_insert(self, key: int, cause: Cause) -> None:
+        self._is_resident[key] = 1
+        self._held[key] = self._value[key % self._plane]
+
+    def on_evict(self, key: int) -> None:
+        self._is_resident[key] = 0
+        self._held[key] = np.inf
 
     def on_sequence(self, sequence: int, begins: bool) -> None:
         if begins:
-            self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
-            self._base[:] = 0.0
+            self._begin_sequence()
 
 
 class FrequencyOverDistance(Scored):

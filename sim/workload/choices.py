@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray
+from sim.policies.base import FloatArray, IntArray, ScoreRule
 from sim.policies.requires import end_of_stack
 from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
 from sim.traces.routing import shares_above
@@ -107,6 +107,8 @@ class Choices:
             trace.ids.shape[2],
         )
         self.units = self.experts + 1
+        self._grades: dict[ScoreRule, IntArray] = {}
+        self._forecast_grades: dict[ScoreRule, IntArray] = {}
         header = trace.header
         ends = header.encoder_sites, self.sites - header.draft_sites, self.sites
         self.reach = tuple(min(depth, end_of_stack(s, *ends) - 1 - s) for s in range(self.sites))
@@ -217,6 +219,18 @@ class Choices:
                     scores[known], self.top_k
                 )
         return experts, weights
+
+    def grades(self, rule: ScoreRule) -> IntArray:
+        """What a rule says of all ``scores``."""
+        if rule not in self._grades:
+            self._grades[rule] = rule(self.scores)
+        return self._grades[rule]
+
+    def forecast_grades(self, rule: ScoreRule) -> IntArray:
+        """What a rule says of all ``forecast_scores``."""
+        if rule not in self._forecast_grades:
+            self._forecast_grades[rule] = rule(self.forecast_scores)
+        return self._forecast_grades[rule]
 
     def union(self, rows: Rows) -> Union:
         """What ``rows`` together need at every site."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray, RowRule
+from sim.policies.base import FloatArray, IntArray, RowRule, ScoreRule
 from sim.policies.row_forecast import RowForecast, forecasts_of
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import Trace
@@ -67,6 +67,9 @@ class RoutedChoice:
     def scores(self) -> Sequence[float]:
         return self._gate.forecast_scores(self._j)[self.site - self._j]
 
+    def grades(self, rule: ScoreRule) -> Sequence[int]:
+        return self._gate.forecast_grades(rule, self._j)[self.site - self._j]
+
     @property
     def experts(self) -> IntArray:
         return self._gate.at_site(self._gate.workload.choices.forecasts[0])[:, self._j - 1]
@@ -86,8 +89,10 @@ class StepGate:
         "_ahead",
         "_by_distance",
         "_choices",
+        "_forecast_grades",
         "_forecast_scores",
         "_forecast_unions",
+        "_grades",
         "_keys",
         "_ranked",
         "_routes",
@@ -131,6 +136,8 @@ class StepGate:
         self._ranked: dict[tuple[RowRule, int], dict[int, RowForecast]] = {}
         self._scores: list[list[float]] | None = None
         self._forecast_scores: dict[int, list[list[float]]] = {}
+        self._grades: dict[ScoreRule, list[list[int]]] = {}
+        self._forecast_grades: dict[tuple[ScoreRule, int], list[list[int]]] = {}
         # The place of a step's only row in the choices; -1 where there are several.
         self._row = self.workload.place(step.start) if step.stop - step.start == 1 else -1
         if self._row >= 0:
@@ -166,6 +173,17 @@ class StepGate:
             return []
         scores: list[list[float]] = self._choices.scores[self._row].tolist()
         return scores
+
+    def grades(self, rule: ScoreRule) -> Sequence[int]:
+        found = self._grades.get(rule)
+        if found is None:
+            row = self._row
+            if row >= 0 and self._choices.is_whole[row]:
+                found = self._choices.grades(rule)[row].tolist()
+            else:
+                found = _graded(rule, self._full_union().scores)
+            self._grades[rule] = found
+        return found[self.site]
 
     def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
         """What the rules of the next ``sites`` select, nearest first, up to the first without."""
@@ -203,6 +221,18 @@ class StepGate:
             else:
                 found = self.forecast_of(j).scores
             self._forecast_scores[j] = found
+        return found
+
+    def forecast_grades(self, rule: ScoreRule, j: int) -> list[list[int]]:
+        """What a rule says of ``forecast_scores(j)``."""
+        found = self._forecast_grades.get((rule, j))
+        if found is None:
+            row = self._row
+            if row >= 0 and self._choices.is_whole_forecast[row]:
+                found = self._choices.forecast_grades(rule)[row, :, j - 1].tolist()
+            else:
+                found = _graded(rule, self.forecast_of(j).scores)
+            self._forecast_grades[rule, j] = found
         return found
 
     def forecast_of(self, j: int) -> Union:
@@ -308,3 +338,7 @@ class StepGate:
             (sites + j).tolist(), self.units, experts.reshape(shape), weights.reshape(shape)
         )
         return dict(zip(sites.tolist(), found, strict=True))
+
+
+def _graded(rule: ScoreRule, scores: Sequence[Sequence[float]]) -> list[list[int]]:
+    return [rule(np.array(of_site, np.float64)).tolist() for of_site in scores]

@@ -18,10 +18,18 @@ and 16, 21 and 22.
 
 
 def gate(site: int = 0, token: int = 1, tick: int = 0, step: int = 0, **tokens: int) -> Any:
-    """A gate whose needs are given as ``e3=2``: two rows chose expert 3."""
+    """A gate whose needs are given as ``e3=2``: two rows chose expert 3. Later sites than the first
+    are those of FOUR_SITES.
+    """
     needs = [int(name[1:]) for name in tokens]
     return SimpleNamespace(
-        site=site, token=token, tick=tick, step=step, needs=needs, tokens=list(tokens.values())
+        site=site,
+        token=token,
+        tick=tick,
+        step=step,
+        needs=needs,
+        keys=[FOUR_SITES.key(0, site, need) for need in needs],
+        tokens=list(tokens.values()),
     )
 
 

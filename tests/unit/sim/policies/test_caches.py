@@ -85,6 +85,7 @@ def rows(*experts: tuple[int, ...]) -> Any:
         tick=0,
         step=0,
         needs=needs,
+        keys=needs,
         tokens=[count[e] for e in needs],
         experts=np.array(experts),
     )

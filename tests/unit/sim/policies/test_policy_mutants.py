@@ -71,8 +71,8 @@ DEFECTS = {
     ),
     "eq. 3 remembers other sequences": Defect(
         "scores",
-        "self._base[:] = 0.0",
-        "pass",
+        "        if begins:\n            self._begin_sequence()",
+        "        pass",
         "policies.test_caches:test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends",
     ),
     "EdgeMoE's distance the other way round": Defect(
@@ -301,8 +301,8 @@ DEFECTS = {
     # precisions, and who serves
     "a score at T1 is low": Defect(
         "precisions",
-        "[0 if score <= low_above else 1 for",
-        "[0 if score < low_above else 1 for",
+        "(scores > self.low_above)",
+        "(scores >= self.low_above)",
         "policies.test_precisions:test_a_threshold_belongs_to_the_better_side",
     ),
     "a light expert at the threshold goes": Defect(

@@ -8,6 +8,7 @@ import pytest
 from helpers.bundled import BUNDLED
 from sim.policies.base import FloatArray
 from sim.policies.lookahead import ConfidentLookahead
+from sim.policies.precisions import ScoreThreshold
 from sim.traces.trace import read_trace
 from sim.workload.steps import Workload
 
@@ -62,3 +63,24 @@ def test_scores_of_a_row_are_those_of_its_union(workload: Workload) -> None:
                 assert forecast.scores == ahead[j][site]
                 seen += step.rows == 1
     assert seen > 100
+
+
+def test_grades_of_a_run_are_the_grades_of_its_scores(workload: Workload) -> None:
+    """The thresholds are as near to two of its scores as numbers get, one below and one above."""
+    some = sorted(set(workload.scores[40:].ravel().tolist()))
+    low, high = some[len(some) // 2], some[-2]
+    selector = ScoreThreshold("fp16", "int4", np.nextafter(low, 0.0), np.nextafter(high, 1.0))
+    gate, seen = workload.gate(), set()
+    for step in workload.steps[:200]:
+        gate.open(step)
+        for site in step.sites:
+            gate.visit(site)
+            for choice in (gate, *gate.forecasts(2)):
+                grades = list(choice.grades(selector._grade))
+                assert grades == [
+                    0 if s <= selector.low_above else 1 if s <= selector.skip_above else 2
+                    for s in choice.scores
+                ]
+                seen |= {(step.rows == 1, grade) for grade in grades}
+                seen |= {s for s in choice.scores if s in (low, high)}
+    assert {low, high, (True, 0), (True, 1), (True, 2), (False, 0), (False, 1)} <= seen
