@@ -8,7 +8,7 @@ The names exported here are public: configurations use them.
 |---|---|
 | caches | recency, frequency, frequency_classes, queues, scores, expected_reuse, adaptive (ARC), popular, belady |
 | of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
-| predictors | lookahead, learned, paths, matching, importance, token_routes, references |
+| predictors | lookahead, learned, paths, matching, importance, token_routes, expected_needs, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
 | precision selectors | precisions, reroutes, profile (what one is fitted with) |
 | placements, payloads | placements, payloads |
@@ -20,6 +20,7 @@ file ``conf/cache/NAME.yaml`` that names its class, and a test (docs/add_policy.
 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.expected_needs import ExpectedNeeds
 from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.frequency import LFU
 from sim.policies.frequency_classes import LFRU, ClassLRU, DecayedLFU
@@ -68,6 +69,7 @@ __all__ = [
     "CpuForSmallBatches",
     "DecayedLFU",
     "ExpectedLoads",
+    "ExpectedNeeds",
     "ExpectedReuse",
     "ExpertPaths",
     "Fixed",

@@ -10,6 +10,8 @@ What a kind may cost is what its first member cost, over one pool, when the kind
 measured at this shape, on a machine of 2.29 million timeouts a second. That was 151 thousand
 token-layers a second with LRU, with 12 % of the time in LRU; 75 thousand with LFU; 55 thousand with
 scores over arrays. The difference to LRU's time counts on top of LRU's own.
+
+``--predictors``: a predictor's cost is the CPU time of asking it and telling it every gate, alone.
 """
 
 from __future__ import annotations
@@ -123,6 +125,22 @@ def run_s(trace: Trace, name: str | None) -> tuple[float, int, str]:
     return time.process_time() - start, len(run.controller.gate_calls), kind
 
 
+def forecast_s(trace: Trace, name: str) -> tuple[float, int]:
+    """CPU time of a predictor that is asked and told at every gate, and how many gates there are."""
+    run = prepared([f"predictor={name}"], trace)
+    predictor, gate, gates = run.controller.predictor, run.workload.gate(), 0
+    start = time.process_time()
+    for step in run.workload.steps:
+        gate.open(step)
+        for site in step.sites:
+            gate.visit(site)
+            list(predictor.predict(gate))
+            gates += 1
+            if predictor.learns:
+                predictor.observe(gate)
+    return time.process_time() - start, gates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=60)
@@ -132,6 +150,7 @@ def main() -> None:
         nargs="*",
         default=sorted(p.stem for p in (ROOT / "conf" / "cache").glob("*.yaml")),
     )
+    parser.add_argument("--predictors", nargs="*", default=[])
     arguments = parser.parse_args()
     trace = synthesize(PRESETS["qwen3_30b_a3b"], tokens=arguments.tokens, sequences=2, skew=1.2)
     results = dict[str, float]()
@@ -151,6 +170,13 @@ def main() -> None:
             f" {may:6.1f}{'' if results[name] <= may else '  more'}",
             flush=True,
         )
+    for name in arguments.predictors:
+        costs = []
+        for _ in range(arguments.repeats):
+            (took_s, gates), timeouts = forecast_s(trace, name), timeouts_per_s()
+            costs.append(took_s / gates * timeouts)
+        results[name] = statistics.median(costs)
+        print(f"{name:34}{results[name]:8.1f}  predictor", flush=True)
     print(json.dumps(results))
 
 

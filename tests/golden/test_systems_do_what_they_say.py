@@ -196,6 +196,11 @@ CLAIMS = {
         lambda ran: ran.pools == (4,) * 16 and not ran.queued,
         "cache=weighted_score",
     ),
+    "expected_needs": Claim(
+        "forecasts the fourth gate from here, of the next token if need be",
+        lambda ran: {ahead for of_gate in ran.ahead().values() for ahead in of_gate} == {4, 4 - 16},
+        "predictor.sites_ahead=3",
+    ),
     "transformers": Claim("calls every expert of a layer", moves_layers, "payload=whole"),
     "deepspeed_inference": Claim(
         "gathers whole layers, one ahead",

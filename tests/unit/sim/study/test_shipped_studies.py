@@ -17,7 +17,12 @@ OF_BUNDLED_TRACES = (
     "policy_test_bundled",
 )
 SEARCHES = ("hobbit_front", "hobbit_weights", "new_policy")
-OF_OTHER_TRACES = ("new_policy_gpt_oss", "new_policy_gpt_oss_all", "policy_test")
+OF_OTHER_TRACES = (
+    "new_policy_gpt_oss",
+    "new_policy_gpt_oss_all",
+    "policy_test",
+    "prefetch_test",
+)
 OF_ALL_FILES = ("leaderboard",)
 """Some files need settings that others have not: the page names what is refused, and why."""
 
