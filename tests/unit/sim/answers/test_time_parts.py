@@ -96,6 +96,8 @@ def test_gates_split_a_step_from_its_begin_to_its_end() -> None:
     first = Interval(7, 0, ((9, "hit"), (4, "hit")), own_ns=2000, compute_ns=1000.0)
     assert found == [first, Interval(7, 1, ((8, "hit"),), own_ns=2000, compute_ns=1000.0)]
     assert not first.has_waited
+    assert not (found[0].is_prefetch or found[0].is_first or found[0].beside)
+    assert found[0].moved_bytes == 0
 
 
 def test_steps_come_in_their_order_whatever_the_order_of_their_ticks() -> None:
