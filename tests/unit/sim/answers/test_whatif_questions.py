@@ -1,96 +1,268 @@
-"""Turning points by arithmetic, from summaries whose figures are worked out by hand."""
+"""The questions of a what-if: their words, and their closed forms, worked by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 
-from sim.answers.whatif_questions import QUESTIONS
+from sim.answers import whatif_questions
+from sim.answers.whatif import BreakEven
+from sim.answers.whatif_questions import QUESTIONS, held_bits, once_allocated
+from sim.machine.ledger import Ledger
+from sim.study.trials import Trial
 
 
-def trial(**summary: Any) -> Any:
-    return SimpleNamespace(summary=summary)
+@dataclass(frozen=True)
+class Cached:
+    """A model whose tokens cache 10 bytes a bit."""
+
+    kv_bits: float = 16
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return int(10 * self.kv_bits)
 
 
-def machine(*links: str, cpu: Any = None) -> Any:
-    """Links of 80 % of their peaks; an expert of 8 MB takes 1.5 ms on one, and 0.5 ms of compute."""
+def trial_of(**summary: object) -> Trial:
+    return Trial(summary, {}, pl.DataFrame(), pl.DataFrame())
+
+
+def machine(**parts: object) -> Any:
+    """A run whose experts of 4 bits take 200 bytes in slots of 300, on a link of half its peak."""
+    geometry = SimpleNamespace(bits=(4, 2), slot_sizes=(300, 100), variant_bytes=(200, 50), sites=2)
     hardware = SimpleNamespace(
-        link_names=links, links=[SimpleNamespace(efficiency=0.8)] * len(links), cpu=cpu
+        link_names=("pcie",), links=(SimpleNamespace(efficiency=0.5),), all_memory_bytes=12_000
     )
-    return SimpleNamespace(
-        hardware=hardware,
-        controller=SimpleNamespace(geometry=SimpleNamespace(variant_bytes=[8_000_000, 1])),
+    run = {
+        "hardware": hardware,
+        "controller": SimpleNamespace(geometry=geometry),
+        "resident_share": 0.5,
+        "model": Cached(),
+    }
+    return SimpleNamespace(**(run | parts))
+
+
+def test_the_questions_ask_at_these_values() -> None:
+    assert {name: one.values for name, one in QUESTIONS.items()} == {
+        "memory": (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        "link": (4, 8, 16, 31.5, 63, 126, 252, 504),
+        "predictor": (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        "cpu": (12.5, 25, 50, 100, 200, 400, 800),
+        "bits": (2, 4, 8, 16),
+        "kv": (2048, 4096, 8192, 16384, 32768, 65536, 131072),
+    }
+
+
+def test_of_each_question_it_is_known_how_it_is_searched_and_drawn() -> None:
+    known = {
+        name: (one.is_log, one.is_discrete, one.is_apart, one.most, one.span, one.base)
+        for name, one in QUESTIONS.items()
+    }
+    assert known == {
+        "memory": (False, False, False, 1, None, ()),
+        "link": (True, False, False, inf, (1, 20_000), ()),
+        "predictor": (False, False, False, 1, None, ()),
+        "cpu": (True, False, False, inf, (1, 2000), ()),
+        "bits": (False, True, False, inf, None, ()),
+        "kv": (True, False, True, inf, None, ("budget=fit",)),
+    }
+
+
+def test_amounts_are_said_with_their_units_and_a_target_has_three_texts() -> None:
+    said = {name: one.amount.format(2048.0) for name, one in QUESTIONS.items()}
+    assert said == {
+        "memory": "2.05e+03 of the expert bytes resident",
+        "link": "a link of 2.05e+03 GB/s (peak)",
+        "predictor": "forecasts of a precision of 2.05e+03",
+        "cpu": "host memory of 2.05e+03 GB/s",
+        "bits": "2.05e+03",
+        "kv": "2,048 tokens of context",
+    }
+    assert QUESTIONS["kv"].needs != QUESTIONS["memory"].needs
+
+
+def test_a_value_becomes_the_words_of_each_series() -> None:
+    host = "hardware.cpu.memory_gb_per_s=25"
+    assert {
+        name: dict(QUESTIONS[name].words(value, machine()))
+        for name, value in (("memory", 0.5), ("link", 63), ("predictor", 0.2), ("cpu", 25))
+    } == {
+        "memory": {"decode": ("budget.resident_share=0.5", "budget.slots_gib=null")},
+        "link": {"decode": ("hardware.links.pcie.peak_gb_per_s=63",)},
+        "predictor": {
+            "prefetching": ("predictor=stated_accuracy", "predictor.precision=0.2"),
+            "on demand": ("predictor=none",),
+        },
+        "cpu": {
+            "computed by the CPU": ("placement=absent_on_cpu", host),
+            "loaded": ("placement=load", host),
+        },
+    }
+
+
+@pytest.mark.parametrize("name", ["memory", "link"])
+def test_memory_and_link_ask_for_waiting_less_computing(name: str) -> None:
+    difference = QUESTIONS[name].difference
+    assert difference is not None
+    one = trial_of(stall_s={"late": 3.0, "miss": 4.0}, compute_busy_s=2.0)
+    assert difference({"decode": one}) == 5
+
+
+@pytest.mark.parametrize("name", ["predictor", "cpu"])
+def test_predictor_and_cpu_ask_how_much_slower_the_first_series_is(name: str) -> None:
+    difference = QUESTIONS[name].difference
+    assert difference is not None
+    slow, fast = trial_of(decode_tokens_per_s=3), trial_of(decode_tokens_per_s=7)
+    assert (difference({"a": slow, "b": fast}), difference({"a": fast, "b": slow})) == (4, -4)
+
+
+def link(
+    computing_s: float, waiting_s: float = 5.0, names: Sequence[str] = ("pcie",)
+) -> float | None:
+    """The closed form at 4 GB/s: 6 GB take 3 of the 5 s in which the link is busy, 2 s are more."""
+    run = machine()
+    run.hardware.link_names = tuple(names)
+    one = trial_of(
+        stall_s={"late": 4.0, "miss": waiting_s - 4.0},
+        compute_busy_s=computing_s,
+        link_utilisation={"pcie": 0.5},
+        makespan_s=10.0,
+        bytes={"pcie": {"load": 4_000_000_000, "prefetch": 2_000_000_000}},
+    )
+    return QUESTIONS["link"].closed_form(run, {"decode": one}, 4.0)
+
+
+def test_the_link_is_fast_enough_where_bytes_take_what_computing_leaves() -> None:
+    """8 s of computing leave 6 s for 6 GB: 1 GB/s, which is half of 2; 2.5 s leave 0.5 s."""
+    assert link(8.0) == pytest.approx(2)
+    assert link(2.5) == pytest.approx(24)
+
+
+def test_no_link_is_fast_enough_where_overheads_alone_take_longer_than_computing() -> None:
+    assert (link(2.0), link(1.5)) == (None, None)
+
+
+@pytest.mark.parametrize(("more_s", "is_told"), [(0.9e-5, True), (1.1e-5, False), (-1, False)])
+def test_a_link_has_a_closed_form_where_it_works_while_the_stream_waits(
+    more_s: float, is_told: bool
+) -> None:
+    """A millionth of the makespan of 10 s may differ."""
+    assert (link(8.0, 5 + more_s) is not None) == is_told
+
+
+def test_two_links_have_no_closed_form() -> None:
+    assert link(8.0, names=("pcie", "nvme")) is None
+
+
+def cpu(hit_ratio: float = 0, links: int = 1, with_cpu: bool = True) -> float | None:
+    run = machine(
         durations=SimpleNamespace(
-            hop_ns=lambda link, size: 1_500_000 if (link, size) == (0, 8_000_000) else 0,
-            expert_ns=lambda *at: 500_000 if at == (0, 0, 1) else 0,
-        ),
+            hop_ns=lambda hop, size: {(0, 200): 4000}[hop, size],
+            expert_ns=lambda site, variant, tokens: {(0, 0, 1): 1000}[site, variant, tokens],
+        )
+    )
+    run.hardware.link_names = ("pcie", "nvme")[:links]
+    run.hardware.cpu = SimpleNamespace(round_trip_us=3, memory_efficiency=0.5) if with_cpu else None
+    at = {"computed by the CPU": trial_of(), "loaded": trial_of(hit_ratio=hit_ratio)}
+    return QUESTIONS["cpu"].closed_form(run, at, 25.0)
+
+
+def test_the_cpu_is_as_fast_as_loading_where_it_reads_in_the_time_of_both() -> None:
+    """Loading and computing take 5 us, the way to the CPU 3: 200 bytes in 2 us are 0.1 GB/s."""
+    assert cpu() == pytest.approx(0.2)
+
+
+def test_a_cpu_has_a_closed_form_where_every_expert_comes_over_one_link() -> None:
+    assert (cpu(hit_ratio=0.1), cpu(links=2), cpu(with_cpu=False)) == (None, None, None)
+
+
+def test_no_other_question_has_a_closed_form() -> None:
+    for name in ("memory", "predictor", "bits", "kv"):
+        assert QUESTIONS[name].closed_form(machine(), {}, 1.0) is None
+
+
+def test_slots_of_300_bytes_hold_an_expert_of_200_at_half_as_many_bits_again() -> None:
+    assert held_bits(machine()) == 6
+
+
+def test_bits_ask_for_the_share_that_the_same_bytes_hold() -> None:
+    """Half of the experts at 6 bits are 3 bits of each: at 4 bits three quarters, at 2 all."""
+    assert QUESTIONS["bits"].words(4, machine()) == {
+        "int4": ("precision=int4", "budget.resident_share=0.75", "budget.slots_gib=null")
+    }
+    assert QUESTIONS["bits"].words(2, machine()) == {
+        "int2": ("precision=int2", "budget.resident_share=1.0", "budget.slots_gib=null")
+    }
+
+
+def test_all_experts_are_resident_at_as_many_bits_as_their_bytes_give() -> None:
+    arithmetic = QUESTIONS["bits"].arithmetic
+    assert arithmetic is not None
+    told = "in these bytes all experts are resident at up to 3 bits a weight"
+    found = arithmetic([], machine(), [2.5, 4.5, 8.5])
+    assert found == BreakEven("all resident", 3.0, 2.5, 8.5, 3.0, told)
+
+
+def test_contexts_are_asked_at_fewer_bits_and_at_the_models_own() -> None:
+    asked = QUESTIONS["kv"].words(2048.4, machine(model=Cached(8.5)))
+    assert asked == {
+        "4.5 bits": ("workload.context_tokens=2048", "++model.kv_bits=4.5"),
+        "8.5 bits": ("workload.context_tokens=2048", "++model.kv_bits=8.5"),
+    }
+    assert list(QUESTIONS["kv"].words(2048, machine())) == ["4.5 bits", "8.5 bits", "16 bits"]
+
+
+def test_slots_allocated_once_have_their_share_at_each_context() -> None:
+    once = once_allocated(QUESTIONS["kv"], {"16 bits": 0.25})
+    assert once.base == ()
+    assert once.words(4096, machine()) == {
+        "16 bits": (
+            "workload.context_tokens=4096",
+            "++model.kv_bits=16",
+            "budget.resident_share=0.25",
+        )
+    }
+
+
+def kv_fills(sequences: int, model: Cached, monkeypatch: pytest.MonkeyPatch) -> BreakEven:
+    """Of 12,000 bytes 800 are slots' and 400 others': 11,600 are left for keys and values."""
+    kv_bytes = sequences * 20 * model.kv_bytes_per_token
+    ledger = Ledger(400, kv_bytes, 0, 800, 0, 0, 0, 0, 0, 0)
+    asked: list[list[str]] = []
+
+    def prepared(words: list[str]) -> Any:
+        asked.append(words)
+        return SimpleNamespace(ledger=ledger)
+
+    monkeypatch.setattr(whatif_questions, "prepared", prepared)
+    arithmetic = QUESTIONS["kv"].arithmetic
+    assert arithmetic is not None
+    found = arithmetic(["budget=fit"], machine(model=model), [20.2, 40.0])
+    assert asked == [["budget=fit", "workload.context_tokens=20"]]
+    return found
+
+
+def test_keys_and_values_fill_what_all_but_the_slots_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token has 160 bytes at 16 bits, 85 and 45 at fewer; 1024 of them are 273 slots a layer."""
+    assert kv_fills(1, Cached(), monkeypatch) == BreakEven(
+        "memory is full",
+        72.5,
+        20.2,
+        40.0,
+        72.5,
+        "1,024 tokens of context take as many bytes as 273 slots a layer; keys and values alone fill"
+        " the memory at 72 tokens (136 at 8.5 bits, 258 at 4.5 bits)",
     )
 
 
-CPU = SimpleNamespace(round_trip_us=1000.0, memory_efficiency=0.8)
-
-
-def on_link(stall_s: float = 11.0, compute_s: float = 5.0) -> Any:
-    """80 GB in 11 of 20 s: at a peak of 10 GB/s 10 s are theirs, and 1 s is overhead."""
-    return trial(
-        stall_s={"demand": 1.0, "prefetch": stall_s - 1},
-        link_utilisation={"pcie": 0.55, "nvme": 0.9},
-        makespan_s=20.0,
-        compute_busy_s=compute_s,
-        bytes={"pcie": {"demand": 50e9, "prefetch": 30e9}, "nvme": {"demand": 1.0}},
+def test_several_sequences_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kv_fills(2, Cached(4.5), monkeypatch).told == (
+        "1,024 tokens of context of each of 2 sequences take as many bytes as 154 slots a layer;"
+        " keys and values alone fill the memory at 129 tokens"
     )
-
-
-@pytest.mark.parametrize(
-    ("links", "of", "peak"),
-    [
-        (("pcie",), on_link(), 25.0),  # 4 s are left for 80 GB: 20 GB/s, which are 80 %
-        (("pcie",), on_link(compute_s=1.0), None),  # overheads alone take as long
-        (("pcie",), on_link(stall_s=10.9), None),  # something overlaps
-        (("pcie", "nvme"), on_link(), None),
-    ],
-)
-def test_the_peak_at_which_waiting_equals_computing(
-    links: tuple[str, ...], of: Any, peak: float | None
-) -> None:
-    found = QUESTIONS["link"].closed_form(machine(*links), {"decode": of}, 10.0)
-    assert found == (peak and pytest.approx(peak, rel=1e-9))
-
-
-@pytest.mark.parametrize(
-    ("links", "cpu", "hits", "peak"),
-    [
-        (("pcie",), CPU, 0, 10.0),  # 8 MB in 1.5 + 0.5 - 1 ms: 8 GB/s, which are 80 %
-        (("pcie",), CPU, 0.1, None),
-        (("pcie",), None, 0, None),
-        (("pcie", "nvme"), CPU, 0, None),
-    ],
-)
-def test_the_memory_bandwidth_at_which_the_cpu_is_as_fast_as_loading(
-    links: tuple[str, ...], cpu: Any, hits: float, peak: float | None
-) -> None:
-    at = {"computed by the CPU": trial(hit_ratio=0.5), "loaded": trial(hit_ratio=hits)}
-    found = QUESTIONS["cpu"].closed_form(machine(*links, cpu=cpu), at, 50.0)
-    assert found == (peak and pytest.approx(peak, rel=1e-9))
-
-
-def test_the_link_that_is_varied_is_the_first_and_what_turns_is_waiting_less_computing() -> None:
-    question = QUESTIONS["link"]
-    words = question.words(31.5, machine("pcie", "nvme"))
-    assert words == {"decode": ("hardware.links.pcie.peak_gb_per_s=31.5",)}
-    for name in ("link", "memory"):
-        difference = QUESTIONS[name].difference
-        assert difference is not None
-        assert difference({"decode": on_link()}) == pytest.approx(6.0)
-    assert question.closed_form is not QUESTIONS["memory"].closed_form
-    assert QUESTIONS["memory"].closed_form(machine("pcie"), {"decode": on_link()}, 0.5) is None
-
-
-def test_the_first_series_turns_where_it_is_no_slower_than_the_second() -> None:
-    at = {"x": trial(decode_tokens_per_s=3.0), "y": trial(decode_tokens_per_s=5.0)}
-    for name in ("cpu", "predictor"):
-        difference = QUESTIONS[name].difference
-        assert difference is not None
-        assert difference(at) == 2.0

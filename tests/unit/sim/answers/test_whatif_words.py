@@ -1,0 +1,158 @@
+"""The sentence and the table of a what-if, whole, for answers made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from sim.answers.whatif import Answer, BreakEven, Growth, Row
+from sim.answers.whatif_words import sentence, table_of
+from sim.results.intervals import OVER
+from sim.results.labels import Labels
+
+EVEN = BreakEven("even", 3.0, 1.0, 4.0, None, "it turns at 3")
+FOUND = Answer("link", "GB/s", (), EVEN, None, (), (("lru", Labels()),), False, top_k=6)
+
+
+def row(value: float, series: str, speed: float, hits: float | None = 0.5, **of: object) -> Row:
+    one = Row(value, series, speed, None, 0.25, hits, None, None, 8.0)
+    return replace(one, **of)  # type: ignore[arg-type]
+
+
+def lines(table: Table) -> list[tuple[str, ...]]:
+    """The heads, then the rows."""
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    return list(zip(*columns, strict=True))
+
+
+def test_a_sentence_has_what_turns_what_is_needed_and_the_knee() -> None:
+    needed = replace(EVEN, told="5 tokens/s need 2")
+    assert sentence(FOUND, "lru") == "lru: it turns at 3."
+    assert sentence(replace(FOUND, target=needed, knee=0.5), "lru") == (
+        "lru: it turns at 3; lru: 5 tokens/s need 2; the knee is at 0.5: up to there memory pays more"
+        " than on average, after it less."
+    )
+
+
+def test_memory_without_a_knee_says_so_and_labels_follow() -> None:
+    labelled = (("lru", Labels(synthetic="made gates")),)
+    found = replace(FOUND, question="memory", break_even=None, labels=labelled)
+    assert sentence(found, "lru") == (
+        "there is no knee: what comes later pays more than what comes first. [made gates]"
+    )
+
+
+def test_bits_name_the_fastest_precision() -> None:
+    rows = (row(4, "int4", 7), row(8, "int8", 9.126), row(16, "fp16", 2))
+    assert sentence(replace(FOUND, question="bits", rows=rows), "lru") == (
+        "lru: it turns at 3; lru: int8 decodes fastest in these bytes, 9.13 tokens/s."
+    )
+
+
+KV = replace(
+    FOUND,
+    question="kv",
+    break_even=None,
+    rows=(
+        row(4096, "4.5 bits", 9, slots_a_layer=7),
+        row(4096, "16 bits", 8, slots_a_layer=6),
+        row(1024, "16 bits", 10, slots_a_layer=7.5),
+        row(65536, "4.5 bits", 5, slots_a_layer=4),
+        row(65536, "8.5 bits", 6, slots_a_layer=3),
+        row(65536, "16 bits", 3, slots_a_layer=2),
+    ),
+)
+
+
+def test_contexts_tell_the_shortest_the_longest_and_the_fastest_way_to_hold_it() -> None:
+    grown = Growth("16 bits", 1024, 65536, 7.5, 2, 6, 3)
+    assert sentence(replace(KV, growth=(grown,)), "lru") == (
+        "1,024 tokens, at 16 bits a number, leave 7.5 slots a layer and 10 tokens/s;"
+        " 65,536 tokens, at 16 bits a number, leave 2 slots a layer and 3 tokens/s;"
+        " lru: 65,536 tokens decode fastest at 8.5 bits, 3 slots a layer and 6 tokens/s; what fewer"
+        " bits of keys and values cost in quality is not measured here;"
+        " lru: a conversation that grows from 1,024 to 65,536 tokens decodes 6 tokens/s where slots"
+        " shrink (16 bits a number), and 3 where they are allocated once (16 bits): 2 times as fast."
+    )
+
+
+def test_one_context_is_told_once() -> None:
+    told = sentence(replace(KV, rows=KV.rows[2:3]), "lru")
+    assert told.count("1,024 tokens, at 16 bits a number") == 1
+
+
+def test_a_table_shows_the_columns_that_differ_and_says_below_what_is_the_same() -> None:
+    rows = (
+        row(1, "on", 2.5, interval=(2.0, 3.0), speedup=1.254, speedup_interval=(1.1, 1.4)),
+        row(2, "off", 4.0, interval=(3.5, 4.25)),
+        row(2, "[on]", 5.0, speedup=1.5),
+    )
+    table = table_of(replace(FOUND, rows=rows, about="m [on] h"), "lru")
+    assert lines(table) == [
+        ("GB/s", "system", "tokens/s", "95 %", "times as fast"),
+        ("1", "on", "2.5", "2..3", "1.25 1.1..1.4"),
+        ("2", "off", "4", "3.5..4.25", ""),
+        ("2", "\\[on]", "5", "", "1.50"),
+    ]
+    assert table.title == "lru: m \\[on] h"
+    assert table.caption == f"waits 25% at each point; hits 50.0% at each point; {OVER}"
+    assert not table.pad_edge
+    assert table.box is SIMPLE_HEAD
+
+
+def test_waits_hits_and_slots_that_differ_are_columns() -> None:
+    rows = (row(1, "lru", 2), row(2, "lru", 2, None, waiting=0.5, slots_a_layer=9.5))
+    table = table_of(replace(FOUND, rows=rows), "lru")
+    assert lines(table) == [
+        ("GB/s", "waits", "hits", "slots a layer"),
+        ("1", "25%", "50.0%", "8"),
+        ("2", "50%", "-", "9.5"),
+    ]
+    assert (table.title, table.caption) == ("lru", OVER)
+
+
+def test_a_series_that_is_the_same_at_each_value_is_one_row() -> None:
+    """The second decodes as fast at each, the third does too but hits otherwise."""
+    rows = tuple(
+        row(value, name, speed, hits)
+        for value, first, last in ((0.1, 2.0, 0.5), (0.25, 3.0, 0.75))
+        for name, speed, hits in (("a", first, 0.5), ("b", 4.0, 0.5), ("c", 5.0, last))
+    )
+    assert lines(table_of(replace(FOUND, rows=rows), "lru"))[1:] == [
+        ("0.1", "a", "2", "50.0%"),
+        ("0.1", "c", "5", "50.0%"),
+        ("0.25", "a", "3", "50.0%"),
+        ("0.25", "c", "5", "75.0%"),
+        ("any", "b", "4", "50.0%"),
+    ]
+
+
+def test_one_point_is_a_row_of_four_columns() -> None:
+    table = table_of(replace(FOUND, rows=(row(1, "lru", 2),)), "lru")
+    assert lines(table) == [
+        ("GB/s", "tokens/s", "95 %", "waits", "hits"),
+        ("1", "2", "", "25%", "50.0%"),
+    ]
+    assert table.caption == OVER
+
+
+@pytest.mark.parametrize(("slots", "is_told"), [(5.5, True), (6.0, False)])
+def test_slots_for_less_than_a_token_needs_tell_why_nothing_hits(
+    slots: float, is_told: bool
+) -> None:
+    """A row that hits counts for nothing here."""
+    rows = (
+        row(1, "a", 2, 0, slots_a_layer=3.0),
+        row(2, "a", 3, 0, slots_a_layer=slots),
+        row(3, "a", 4, 0.5, slots_a_layer=9.0),
+    )
+    told = (
+        f"waits 25% at each point; no expert hits where the slots hold {slots:.3g} a layer: one"
+        f" token needs 6, so each is gone before it is needed again; {OVER}"
+    )
+    caption = table_of(replace(FOUND, rows=rows), "lru").caption
+    assert caption == (told if is_told else f"waits 25% at each point; {OVER}")
+    assert table_of(replace(FOUND, rows=rows[2:]), "lru").caption == OVER
