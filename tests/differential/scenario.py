@@ -28,6 +28,7 @@ from differential.scenario_data import (
     Reroute,
     Rivalry,
     Scenario,
+    Swap,
     Thresholds,
 )
 from differential.scenario_steps import (
@@ -70,6 +71,7 @@ __all__ = [
     "Routed",
     "Row",
     "Scenario",
+    "Swap",
     "Step",
     "Thresholds",
     "draw_distinct",

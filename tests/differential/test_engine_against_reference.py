@@ -33,6 +33,7 @@ OWNER_MIXTURE = "mixture with owners"
 LANE_MIXTURE = "mixture with lanes"
 SHRINKING_MIXTURE = "mixture with shrinking"
 PREFIX_MIXTURE = "mixture with prefixes"
+SWAP_MIXTURE = "mixture with swap"
 PREFIX_RIVALS, PREFIX_LANES = "prefixes among rivals", "prefixes with lanes"
 MIXTURES: dict[str, dict[str, Any]] = {
     MIXTURE: {},
@@ -42,6 +43,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     LANE_MIXTURE: {"lanes": True},
     SHRINKING_MIXTURE: {"shrinks": True},
     PREFIX_MIXTURE: {"prefixes": True},
+    SWAP_MIXTURE: {"swaps": True},
     PREFIX_RIVALS: {"prefixes": True, "rivals": True},
     PREFIX_LANES: {"prefixes": True, "lanes": True},
 }
@@ -76,7 +78,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
-        counts |= dict.fromkeys((LANE_MIXTURE, SHRINKING_MIXTURE, PREFIX_MIXTURE), -(-plain // 4))
+        counts |= dict.fromkeys(
+            (LANE_MIXTURE, SHRINKING_MIXTURE, PREFIX_MIXTURE, SWAP_MIXTURE), -(-plain // 4)
+        )
         counts |= dict.fromkeys((PREFIX_RIVALS, PREFIX_LANES), -(-plain // 20))
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
