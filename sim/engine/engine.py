@@ -308,6 +308,8 @@ class Engine(Stream):
             setattr(record, name, narrow(services[nth::SERVICE], width))
         del services[:]  # a long run has no room for both
         record.makespan_ns = now
+        if self.pages is not None:
+            record.paged = self.pages.came, self.pages.went
         for name, column in self._whole_columns().items():
             setattr(record if name in COLUMNS else notes, name, column)
         for link in self._links:

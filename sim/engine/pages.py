@@ -5,7 +5,7 @@ It is part of the machine; the controller neither knows nor decides it (contract
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from sim.core.controller import Controller
 from sim.core.slots import UNUSED

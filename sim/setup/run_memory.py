@@ -38,9 +38,7 @@ def check_run_memory(
 def left_bytes(run: Run) -> tuple[int, ...]:
     """By device, the memory that a run leaves."""
     drafts, limits = run.workload.speculation.layers_in_use, run.workload.limits
-    ledger = _ledger_alone(
-        run.model, run.hardware, limits, run.controller, drafts, run.workload
-    )
+    ledger = _ledger_alone(run.model, run.hardware, limits, run.controller, drafts, run.workload)
     if run.hardware.devices is None:
         return (run.hardware.memory_bytes - ledger.total_bytes,)
     by_device = run.controller.slots.bytes_by_device()
