@@ -96,6 +96,8 @@ def _require_constant_links(run: Run, words: str) -> None:
     laned = [f"hardware.{word}" for word in run.hardware.lanes]
     if run.controller.loader.wait == "by_projection":
         laned.append("loader.wait=by_projection")
+    if run.hardware.swap is not None:
+        laned.append("hardware.swap")
     if laned:
         raise ScreenError(f"{words}: {', '.join(laned)} is not screened; moelab run runs it")
     if run.durations.contention is not None:

@@ -126,6 +126,8 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
     ]
     if host.get("load_us") not in off:
         found.append(f"hardware.host.load_us={host['load_us']}")
+    if hardware.get("swap") is not None:
+        found.append("hardware.swap")
     if (plain.get("loader") or {}).get("wait") == "by_projection":
         found.append("loader.wait=by_projection")
     if (plain.get("workload") or {}).get("kv_allocation") == GROWING:

@@ -18,6 +18,10 @@ LEFT = {
     "wall_s": "how long the simulation itself took is in no file",
     "labels": "they say what models, gates and policies are, which is in no file",
     "slowed_s": "what work would have taken alone is in no file",
+    **dict.fromkeys(
+        (f"paging.{key}" for key in ("in_pages", "out_pages", "seconds", "room_bytes")),
+        "which pages the system swapped is in no file",
+    ),
     "load_s": "what was on the device at the start is in no file",
     "real": "a device told it",
     "trace.name": "the trace is no part of the run's files",

@@ -93,7 +93,7 @@ def lower_bounds(
     whole = stays_until_next(workload, controller)
     # The most items that overflowing pools may hold at the gate after each need's gate.
     most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_slot
-    over = most if loader.retention == "after_batch" else np.zeros_like(most)
+    over = most if loader.overflows else np.zeros_like(most)
     requests = needs.tick[must_load], item[must_load]
 
     def fewest(link: int) -> int:

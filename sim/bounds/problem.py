@@ -114,7 +114,7 @@ def stays_until_next(workload: Workload, controller: Controller) -> NDArray[np.b
     """
     needs, loader = workload.needs, controller.loader
     count = np.bincount(needs.tick, minlength=workload.num_gates)[needs.tick]
-    is_whole = (count <= controller.geometry.top_k) | (loader.retention == "after_batch")
+    is_whole = (count <= controller.geometry.top_k) | loader.overflows
     found: NDArray[np.bool_] = is_whole & (
         loader.replay_unit == "union" and not loader.staging_slots
     )
@@ -138,12 +138,26 @@ def resident_bytes(workload: Workload, controller: Controller) -> Ints:
     largest, unit = max(geometry.slot_sizes), _unit_bytes(geometry)
     budget = most_slot_bytes(workload, controller) // unit * unit + loader.staging_slots * largest
     gates = workload.num_gates
-    if loader.retention != "after_batch":
+    if not loader.overflows:
         return np.full(gates, budget)
-    pinned = np.bincount(workload.needs.tick + 1, minlength=gates + 1)[:gates] * largest
-    found: Ints = (
-        pinned + budget if len(controller.slots.capacity_bytes) > 1 else np.maximum(budget, pinned)
-    )
+    asked = np.bincount(workload.needs.tick, minlength=gates)
+    is_one_pool = len(controller.slots.capacity_bytes) == 1
+    if loader.retention == "until_next_visit" and not is_one_pool:
+        asked = _last_asked(asked, workload.gate_site)
+    pinned = np.append(0, asked)[:gates] * largest
+    found: Ints = np.maximum(budget, pinned) if is_one_pool else pinned + budget
+    return found
+
+
+def _last_asked(asked: Ints, site: Ints) -> Ints:
+    """By gate, what the last gate of each site up to it has asked for, over all sites
+    (contract C181). ``asked`` and ``site`` are by gate.
+    """
+    change = asked.astype(np.int64)
+    for one in np.unique(site):
+        at = np.flatnonzero(site == one)
+        change[at[1:]] -= asked[at[:-1]]
+    found: Ints = np.cumsum(change)
     return found
 
 
@@ -153,9 +167,10 @@ def _arriving_bytes(controller: Controller) -> int:
     Elsewhere what is on its way has claimed its place among ``resident_bytes``: 0.
     """
     geometry, loader = controller.geometry, controller.loader
-    if loader.retention != "after_batch":
+    if not loader.overflows:
         return 0
-    return controller.route.engines[0] * loader.in_flight * max(geometry.slot_sizes)
+    pools = len(controller.slots.capacity_bytes) if loader.retention == "until_next_visit" else 1
+    return pools * controller.route.engines[0] * loader.in_flight * max(geometry.slot_sizes)
 
 
 def _unit_bytes(geometry: Geometry) -> int:

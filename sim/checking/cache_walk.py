@@ -111,7 +111,8 @@ class CacheWalk:
                 "faults are looked for where batches are looked up whole, and all is admitted"
             )
         self.replayer, self.workload = replayer, replayer.workload
-        self._overflows = loader.retention == "after_batch"
+        self._overflows = loader.overflows
+        self._trims_visited = loader.retention == "until_next_visit"
         self._slots = Slots(
             as_geometry(replayer.log, budget_bytes), self.policy, 1, self._overflows
         )
@@ -281,7 +282,9 @@ class CacheWalk:
                 slots.free_bytes[0] += fault.change_bytes
         is_cut = fault is not None and fault.kind == BUDGET and fault.tick == tick
         if (self._overflows or is_cut) and min(slots.free_bytes) < 0:
-            for victim in slots.excess():
+            visited = {slots.pool_of[key] for key in self.keys[tick]}
+            is_all = is_cut or not self._trims_visited
+            for victim in slots.excess(range(len(self.pools)) if is_all else sorted(visited)):
                 self._evict(victim)
                 if fault is None:
                     self.evictions.append((tick, victim))

@@ -7,7 +7,7 @@ module: it decides when a transfer claims.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sim.core.loader import Loader
 from sim.core.protection import Protection
@@ -75,7 +75,7 @@ class Claims:
             payload,
             route,
         )
-        overflows, self._stages = loader.retention == "after_batch", loader.staging_slots > 0
+        overflows, self._stages = loader.overflows, loader.staging_slots > 0
         self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
         self._check_devices()
         self.protection = Protection(self.slots, loader.demand_evicts == "unmasked")
@@ -258,9 +258,11 @@ class Claims:
         for victim in victims:
             self.events += (self.calls, EVICT, victim, key)
 
-    def _trim(self) -> None:
-        """Evict what pools hold beyond their capacity: after a batch, or because they have shrunk."""
-        victims = self.protection.excess()
+    def _trim(self, pools: Iterable[int]) -> None:
+        """Evict what these pools hold beyond their capacity: after a batch, or because they have
+        shrunk.
+        """
+        victims = self.protection.excess(pools)
         for victim in victims:
             self.slots.release(victim)
         self._evict(victims)

@@ -83,6 +83,8 @@ class Controller(Lookups):
         "_overflows",
         "_step",
         "_trims",
+        "_trims_visited",
+        "_visited",
         "_wanted",
         "gate_calls",
         "spare_bytes",
@@ -151,8 +153,12 @@ class Controller(Lookups):
     def _prepare_gates(self) -> None:
         loader, geometry = self.loader, self.geometry
         self._one_at_a_time = loader.replay_unit == "access"
-        self._overflows = loader.retention == "after_batch"
+        self._overflows = loader.overflows
         self._trims = self._overflows or self.spare_bytes is not None
+        self._pools = range(len(self.slots.capacity_bytes))
+        self._trims_visited = loader.retention == "until_next_visit"
+        self._visited: set[int] = set()
+        """The pools of the needs that the last gate has admitted (contract C181)."""
         # A union of up to so many needs fits its pools, whatever they are. Such a gate can be
         # taken the short way, which keeps no account of waves; -1: no gate can.
         fit = min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
@@ -211,8 +217,7 @@ class Controller(Lookups):
 
     def end_sequence(self, sequence: int) -> None:
         self.calls += 1
-        if self._trims:
-            self._trim()
+        self._trim_all()
         self.cache.on_sequence(sequence, False)
         if self.ram is not None:
             self.ram.cache.on_sequence(sequence, False)
@@ -277,9 +282,13 @@ class Controller(Lookups):
 
     def _tidy(self) -> None:
         """Clear up after the previous gate: pools that are too full, and needs outside pools."""
-        if self._trims:
-            self._trim()
+        self._trim_all()
         self._let_go()
+
+    def _trim_all(self) -> None:
+        """Trim the pools that may hold too much now; contract C181: only those just visited."""
+        if self._trims:
+            self._trim(sorted(self._visited) if self._trims_visited else self._pools)
 
     def _begin_step(self, step: int, spare_bytes: int) -> None:
         """``_tidy`` at the first gate of a step in which the pools are lent so many bytes. Needs go
@@ -288,7 +297,7 @@ class Controller(Lookups):
         self._step = step
         self._let_go()
         self.slots.lend(spare_bytes)
-        self._trim()
+        self._trim(self._pools)
 
     def _let_go(self) -> None:
         """Unpin the needs of the previous gate; those that no pool holds leave one by one."""
@@ -364,6 +373,7 @@ class Controller(Lookups):
             )
         self._wanted, self._experts, self.waiting = wanted, experts, len(experts)
         self._pool_pinned = [0] * len(self.slots.capacity_bytes)
+        self._visited.clear()
         rows, site = self._rows, gate.site
         staged = self.staging.keys
         if self._prefetches_of[site] or self._cancels_all or staged:
@@ -406,6 +416,7 @@ class Controller(Lookups):
             ):
                 break
             pool_pinned[pool] += size
+            self._visited.add(pool)
             protection.pin(key)
             admitted.append(key)
         self.waiting -= len(admitted)

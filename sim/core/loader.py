@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "in_flight": (1, 2),
     "destination": ("pool", "staging"),
     "demand_evicts": ("masked_last", "unmasked"),
-    "retention": ("strict", "after_batch"),
+    "retention": ("strict", "after_batch", "until_next_visit"),
     "replay_unit": ("union", "access"),
     "copies": ("pinned", "pageable", "free"),
 }
@@ -46,7 +46,8 @@ class Loader:
     - ``wait``: whether needs are computed when all are there, or as they arrive, in which order,
       or projection by projection (contract C167).
     - ``prefetch_budget``: how many prefetches a gate may queue.
-    - ``retention``: ``after_batch`` lets a gate's loads exceed the capacity until the next gate.
+    - ``retention``: ``after_batch`` lets a gate's loads exceed the capacity until the next gate;
+      ``until_next_visit`` until the gate after the next one that asks the same pool (contract C181).
     - ``replay_unit``: ``access`` serves a union one need at a time.
     - ``low_for_high``: a resident lower precision may serve a need that wants a higher one.
     - ``write_back``: evicted variants go back over the link.
@@ -111,10 +112,10 @@ class Loader:
                 ),
             ),
             (
-                self.demand_evicts == "unmasked" and self.retention == "after_batch",
+                self.demand_evicts == "unmasked" and self.overflows,
                 (
-                    "demand_evicts=unmasked has no use with retention=after_batch: a demand evicts"
-                    " nothing"
+                    f"demand_evicts=unmasked has no use with retention={self.retention}: a demand"
+                    " evicts nothing"
                 ),
             ),
             (
@@ -130,7 +131,7 @@ class Loader:
                 "write_back and staging cannot be combined: an exchange moves no bytes",
             ),
             (
-                self.write_back and self.retention == "after_batch",
+                self.write_back and self.overflows,
                 (
                     "write_back needs retention=strict: what is trimmed has no transfer to go back"
                     " with"
@@ -140,6 +141,11 @@ class Loader:
         for wrong, why in refused:
             if wrong:
                 raise ValueError(f"loader: {why}")
+
+    @property
+    def overflows(self) -> bool:
+        """Whether pools may hold more than their capacity for a while."""
+        return self.retention != "strict"
 
     def check_route(self, route: Route) -> None:
         """Raise ValueError if these switches do not go with the machine's links."""

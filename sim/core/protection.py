@@ -53,7 +53,7 @@ nothing. So a transition only notes that the maps are *stale*; the next claim wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.core.slots import Slots
 
@@ -128,10 +128,10 @@ class Protection:
         """Whether `claim` would succeed now for a demand."""
         return self.would_evict(key, must=True) is not None
 
-    def excess(self) -> list[int]:
-        """The keys to evict so that no pool holds more than its capacity (see `Slots.excess`)."""
+    def excess(self, pools: Iterable[int]) -> list[int]:
+        """The keys to evict so that none of these pools holds too much (see `Slots.excess`)."""
         self.show()
-        return self._slots.excess()
+        return self._slots.excess(pools)
 
     def protects(self, key: int) -> bool:
         """Whether a key is pinned or masked."""

@@ -29,7 +29,7 @@ are admitted at once is a sum.
 
 - Staging slots: a need may be served from outside its pool, and must leave again. (Moves of parts
   and policies that refuse need staging, so that they are excluded here, too.)
-- ``retention: after_batch``: what exceeds the capacity is trimmed at each gate.
+- ``retention: after_batch`` or ``until_next_visit``: what exceeds the capacity is trimmed at gates.
 - Slots that shrink: the same, and the capacity is read at each step's first gate.
 - A selector that reroutes: a need may be served by another expert.
 
@@ -93,7 +93,7 @@ def how_simple(
         and loader.replay_unit == "union"
         and not (streams or predicts_later)
     )
-    strict = loader.retention == "strict" and not shrinks
+    strict = not (loader.overflows or shrinks)
     variants = needs and strict and not (stages or selector.reroutes)
     moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams or brings)
     return Simple(one_variant, needs, variants, variants and one_variant, moves)

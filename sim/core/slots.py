@@ -8,7 +8,7 @@ which Python indexes fastest. Cache policies read two bytearrays over all keys: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.policies.base import CachePolicy
 from sim.values.types import CapacityError, Cause, Geometry
@@ -177,12 +177,13 @@ class Slots:
         """Give back the bytes of a claim, or of a key that is evicted without one."""
         self.free_bytes[self.pool_of[key]] += self.slot_bytes[key]
 
-    def excess(self) -> list[int]:
-        """The keys to evict so that no pool holds more than its capacity. Masked keys come last,
-        and what is pinned stays, even if a pool remains too full.
+    def excess(self, pools: Iterable[int]) -> list[int]:
+        """The keys to evict so that none of these pools holds more than its capacity. Masked keys
+        come last, and what is pinned stays, even if a pool remains too full.
         """
         gone: list[int] = []
-        for pool, free in enumerate(self.free_bytes):
+        for pool in pools:
+            free = self.free_bytes[pool]
             for blocked in (self.blocked, self.pinned):
                 if free >= 0:
                     break

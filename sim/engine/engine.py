@@ -90,6 +90,7 @@ class Engine(Stream):
             controller.simple.needs
             and self.is_arithmetic
             and not has_host_time
+            and self.pages is None
             and (self._is_as_ready or self._is_wait_all)
         )
         self._is_one_variant = controller.simple.gates
@@ -307,6 +308,8 @@ class Engine(Stream):
             setattr(record, name, narrow(services[nth::SERVICE], width))
         del services[:]  # a long run has no room for both
         record.makespan_ns = now
+        if self.pages is not None:
+            record.paged = self.pages.came, self.pages.went
         for name, column in self._whole_columns().items():
             setattr(record if name in COLUMNS else notes, name, column)
         for link in self._links:
@@ -350,6 +353,10 @@ class Engine(Stream):
                 self._pass_on(free, now)
             return
         self._is_simple_gate = False
+        if self.pages is not None:
+            assert self._step is not None
+            self.pages.visit(self._site, self._site == self._step.sites[0])
+            self.pages.admit(self._computed(outcomes))
         self._enter_gate(now, waits)
         self._take(outcomes, waits, first, now)
         self._end_site_if_done(now)
@@ -374,6 +381,8 @@ class Engine(Stream):
         if self._load_ns and waits:
             call = self.controller.calls
             issue_ns += self._load_ns * sum(t.call == call for t in waits.values())
+        if self.pages is not None:
+            issue_ns += self.pages.bill_ns()
         if issue_ns:
             self._idle(now + issue_ns, HOST_TIME)
         if self._streams_dense:

@@ -15,6 +15,7 @@ from collections.abc import Container, Sequence
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import CPU_DONE, NEED_DONE, Alarm, Clock
+from sim.engine.pages import make_pages
 from sim.machine.durations import Durations
 from sim.machine.lanes import LanedDurations, in_proportion
 from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record
@@ -182,6 +183,7 @@ class Stream(Line):
         self._batch_ns = 0  # wait_all, the short way: how long the needs of the gate take together
         self._waking_ns = durations.host.waking_ns
         self._reroutes = controller.selector.reroutes
+        self.pages = make_pages(durations, controller)
         geometry = controller.geometry
         self._units = geometry.units
         # The time of an expert for one row, by key // units, which is precision * sites + site.
@@ -240,6 +242,14 @@ class Stream(Line):
             # A need that the placement leaves out is over at once. Others may wait for its place.
             if self.controller.waiting:
                 self._release(key, now)
+
+    def _computed(self, outcomes: Sequence[int]) -> list[int]:
+        """Of the needs just admitted, those that the device computes."""
+        return [
+            key
+            for key, outcome in zip(self.controller.admitted, outcomes, strict=True)
+            if key != SKIP and outcome != CPU and outcome != NOT_COMPUTED
+        ]
 
     def _line_up(
         self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int
@@ -361,6 +371,8 @@ class Stream(Line):
         outcomes, waits = controller.need_done(key)
         if not controller.waiting:
             self._releases.clear()
+        if self.pages is not None:
+            self.pages.admit(self._computed(outcomes))
         row = self._row
         self._row += len(outcomes)
         self._later_lookups.append((row, self._row, now))

@@ -9,7 +9,7 @@ from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
 from sim.machine.model import LatentAttention, Model
-from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
+from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap
 from sim.machine.precision import Precision
 from sim.machine.validated import Validated
 
@@ -33,6 +33,7 @@ __all__ = [
     "Reads",
     "Scattered",
     "SharedMemory",
+    "Swap",
     "Unpack",
     "Validated",
 ]

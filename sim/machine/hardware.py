@@ -11,7 +11,7 @@ from sim.machine.devices import Devices, check_devices, each_alone
 from sim.machine.link import Link
 from sim.machine.link_parts import RATES
 from sim.machine.measured import Measured, time_ns
-from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
+from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap
 from sim.machine.validated import Validated
 from sim.values.types import Route
 from sim.values.units import NS_PER_S, gb_per_s, gib, require_number, require_range, tflops, us
@@ -108,6 +108,7 @@ class Hardware:
       is 1.
     - ``shared_memory``: None where parties draw from no common memory.
     - ``devices``: None where there is one; else figures of memory, compute and link are of each.
+    - ``swap``: where weights go that the memory does not hold; None: they must fit.
     - ``preset``: where the figures come from.
     - ``validated``: how far simulated times were from measured ones; ``none`` where nobody
       compared them.
@@ -130,6 +131,7 @@ class Hardware:
     shared_memory: SharedMemory | None = None
     beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     devices: Devices | None = None
+    swap: Swap | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", _named(self.links))
@@ -142,6 +144,7 @@ class Hardware:
             ("measured", self.measured, Measured | None),
             ("shared_memory", self.shared_memory, SharedMemory | None),
             ("devices", self.devices, Devices | None),
+            ("swap", self.swap, Swap | None),
         )
         for name, part, kind in parts:
             if not isinstance(part, kind):
@@ -184,6 +187,11 @@ class Hardware:
                 )
         if self.devices is not None:
             check_devices(self)
+            if self.swap is not None:
+                raise ValueError(
+                    f"hardware.swap of {self.name} is of one device; set hardware.swap=null, or"
+                    " hardware.devices=null"
+                )
         others = ["devices"] if self.devices is not None else []
         others += ["beside and shared_memory"] if self.contention is not None else []
         if self.lanes and others:

@@ -31,7 +31,7 @@ class Ledger:
 
     - ``dense_bytes``: all dense weights. Where the blocks of sites are streamed: the slots for
       them, and all other dense weights.
-    - ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
+    - ``overflow_bytes``: what pools may hold over their capacity (the loader's ``retention``).
     - ``parts_bytes``: what of every expert stays on the device whatever the slots hold (FloE's up
       projections).
     - ``draft_bytes``: the layers that draft tokens, with all their experts.
@@ -94,8 +94,10 @@ def full_ledger(ledger: Ledger, hardware: Hardware) -> Ledger:
 
 
 def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None:
-    """Raise ValueError, naming each part, if the sum exceeds the device's memory."""
-    over, slot_bytes = ledger.total_bytes - hardware.memory_bytes, ledger.slot_bytes
+    """Raise ValueError, naming each part, if the sum exceeds the device's memory and its swap."""
+    swap_gib = hardware.swap.gib if hardware.swap is not None else 0
+    over = ledger.total_bytes - hardware.memory_bytes - gib(swap_gib)
+    slot_bytes = ledger.slot_bytes
     if over > 0:
         parts = ", ".join(
             f"{name.removesuffix('_bytes')} {size / GIB:.2f}"
@@ -122,7 +124,7 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
         )
         fit = ", or say budget=fit" if room else ""
         raise ValueError(
-            f"the device holds {hardware.memory_gib:g} GiB, but the run needs"
+            f"the device holds {hardware.memory_gib + swap_gib:g} GiB, but the run needs"
             f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); lower budget.resident_share or"
             f" slots_gib ({room:.2f} GiB of slots fit){fit}{other}, or set hardware.memory_gib"
         )

@@ -1,6 +1,6 @@
 """Parts of a machine besides links and compute.
 
-They are host time, a managed RAM tier, the cost of running gates ahead, and shared memory.
+They are host time, a managed RAM tier, the cost of running gates ahead, shared memory and swap.
 """
 
 from __future__ import annotations
@@ -112,3 +112,24 @@ class SharedMemory:
             raise ValueError(
                 f"hardware.shared_memory.slows={self.slows!r}; allowed: always, as_drawn"
             )
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Where weights go that the device's memory does not hold (contract C182).
+
+    - ``gib``: how much may be swapped out.
+    - ``page_kib``: the unit of what goes and comes.
+    - ``in_us``, ``out_us``: what a page takes that comes back, and one that goes.
+    """
+
+    gib: float
+    page_kib: float
+    in_us: float
+    out_us: float
+
+    def __post_init__(self) -> None:
+        require_range("hardware.swap.gib", self.gib, 1e-6, 1e6, "GiB")
+        require_range("hardware.swap.page_kib", self.page_kib, 0.001, 1e6, "KiB")
+        for name in ("in_us", "out_us"):
+            require_range(f"hardware.swap.{name}", getattr(self, name), 0, 1e6, "microseconds")

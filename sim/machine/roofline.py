@@ -9,6 +9,7 @@ from sim.machine.hardware import Hardware
 from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
+from sim.machine.swap import Paging
 from sim.values.types import HostCosts, Step
 from sim.values.units import gib, us
 
@@ -91,6 +92,7 @@ class Roofline:
         self._dense: dict[tuple[int, int, int, int], int] = {}
         self._tail: dict[tuple[int, int], int] = {}
         self._draft_layers = draft_layers
+        self.paging: Paging | None = None
         self.slots = 0
         """The slots of the device, which the machine's engine may search at every load."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
+from sim.machine.swap import SwappedDurations
 from sim.results.believed import calibration_section, decode_parts
 from sim.results.bounded import bounds_section
 from sim.results.forecasts import prediction
@@ -79,6 +80,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "compute_busy_s": seconds(busy),
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
         "slowed_s": _slowed(run, frames),
+        **_paging(run, frames),
         "lookups": lookups,
         "hit_ratio": hit_ratio(decode),
         "hit_ratio_prefill": hit_ratio(prefill),
@@ -144,6 +146,22 @@ def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
     return (
         {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
     )
+
+
+def _paging(run: Run, frames: Frames) -> dict[str, Any]:
+    """The section of a run whose weights are swapped, else {} (contract C183)."""
+    durations = run.durations
+    paging = durations.paging if isinstance(durations, SwappedDurations) else None
+    if paging is None:
+        return {}
+    came, went = frames.record.paged
+    told = {
+        "in_pages": came,
+        "out_pages": went,
+        "seconds": seconds(came * paging.in_ns + went * paging.out_ns),
+        "room_bytes": paging.room_bytes,
+    }
+    return {"paging": told}
 
 
 def _trace(run: Run) -> dict[str, Any]:

@@ -349,7 +349,7 @@ class RunLog:
         Pools are trimmed after each batch, or, where slots shrink, at gates. Where there is staging a
         gate also lets keys into their pools, and then nobody can tell.
         """
-        if self.choice("loader", "retention") == "after_batch":
+        if self.choice("loader", "retention") != "strict":
             return True
         stages = self.choice("loader", "staging_slots")
         if self.choice("workload", "kv_allocation") != "growing" or stages:

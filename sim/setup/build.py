@@ -23,6 +23,7 @@ from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.machine.roofline import Roofline
+from sim.machine.swap import paging_of
 from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
@@ -131,9 +132,10 @@ def build(
         smallest = _smallest_budget(config, parts, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
     durations.slots = controller.slots.count
-    ledger = check_run_memory(
-        model, hardware, workload.limits, controller, parts.workload.speculation.layers_in_use
-    )
+    drafts = parts.workload.speculation.layers_in_use
+    ledger = check_run_memory(model, hardware, workload.limits, controller, drafts, workload)
+    if hardware.swap is not None and isinstance(durations, Roofline):
+        durations.paging = paging_of(hardware.swap, hardware.memory_bytes, model, ledger)
     share = budget.share_of(all_slot_bytes(geometry))
     return Run(
         system,
@@ -178,6 +180,7 @@ def fitting_budget(
                 workload.limits,
                 controller,
                 parts.workload.speculation.layers_in_use,
+                workload,
             )
         except ValueError as error:
             return error

@@ -138,10 +138,15 @@ def _check_kv(parts: Parts) -> None:
 
 
 def _check_lanes(parts: Parts) -> None:
-    """Raise ValueError for what does not go with reads or kernels by projection, or with engines
-    that have a pace of their own.
+    """Raise ValueError for what does not go with reads or kernels by projection, with engines that
+    have a pace of their own, or with swap.
     """
     loader, hardware = parts.loader, parts.hardware
+    if hardware.swap is not None and loader.dense_slots:
+        raise ValueError(
+            f"loader.dense_slots={loader.dense_slots} does not go with hardware.swap, which holds"
+            " dense weights; set it to 0, or hardware.swap=null"
+        )
     laned = [f"hardware.{word}" for word in hardware.lanes if word.startswith("links.")]
     by_projection = [word for word in laned if ".unit=" in word]
     if loader.wait == "by_projection":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from sim.core.controller import Controller
 from sim.machine.devices import each_alone
 from sim.machine.hardware import Hardware
@@ -9,7 +11,7 @@ from sim.machine.ledger import Ledger, check_ledger, make_ledger, overflow_bytes
 from sim.machine.model import Model
 from sim.results.run import Run
 from sim.setup.on_devices import ledger_on, ledgers_on
-from sim.workload.steps import Limits
+from sim.workload.steps import Limits, Workload
 
 
 def check_run_memory(
@@ -18,11 +20,15 @@ def check_run_memory(
     limits: Limits,
     controller: Controller,
     draft_layers: int,
+    workload: Workload | None = None,
 ) -> Ledger:
     """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
     memory.
+
+    ``workload``: where it is given, and its steps do not depend on time, what pools keep over their
+    capacity is that of its gates (contract C181); else that of the widest step at every site.
     """
-    ledger = _ledger_alone(model, hardware, limits, controller, draft_layers)
+    ledger = _ledger_alone(model, hardware, limits, controller, draft_layers, workload)
     if hardware.devices is None:
         check_ledger(ledger, hardware, limits)
         return ledger
@@ -32,7 +38,7 @@ def check_run_memory(
 def left_bytes(run: Run) -> tuple[int, ...]:
     """By device, the memory that a run leaves."""
     drafts, limits = run.workload.speculation.layers_in_use, run.workload.limits
-    ledger = _ledger_alone(run.model, run.hardware, limits, run.controller, drafts)
+    ledger = _ledger_alone(run.model, run.hardware, limits, run.controller, drafts, run.workload)
     if run.hardware.devices is None:
         return (run.hardware.memory_bytes - ledger.total_bytes,)
     by_device = run.controller.slots.bytes_by_device()
@@ -45,17 +51,27 @@ def left_bytes(run: Run) -> tuple[int, ...]:
 
 
 def _ledger_alone(
-    model: Model, hardware: Hardware, limits: Limits, controller: Controller, draft_layers: int
+    model: Model,
+    hardware: Hardware,
+    limits: Limits,
+    controller: Controller,
+    draft_layers: int,
+    workload: Workload | None,
 ) -> Ledger:
     """What one device would hold that has everything."""
     loader, slots = controller.loader, controller.slots
     capacity = slots.capacity_bytes
     largest = max(controller.geometry.slot_sizes)
     over = 0
-    if loader.retention == "after_batch":
+    if loader.overflows:
         union = min(model.stored_experts, limits.rows * model.top_k) * largest
         issued = controller.route.engines[0] * loader.in_flight * largest
-        over = overflow_bytes(union, issued, min(capacity))
+        if loader.retention == "until_next_visit" and len(capacity) > 1:
+            asked = _asked_bytes(controller, workload) or [union] * controller.geometry.sites
+            beside = 0 if controller.predictor.silent else issued
+            over += sum(max(0, size + beside - min(capacity)) for size in asked)
+            union = max(asked)
+        over += overflow_bytes(union, issued, min(capacity))
     sizes = {
         "slot_bytes": sum(capacity),
         "staging_bytes": loader.staging_slots * largest,
@@ -68,3 +84,13 @@ def _ledger_alone(
         * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
     }
     return make_ledger(model, hardware, limits, **sizes)
+
+
+def _asked_bytes(controller: Controller, workload: Workload | None) -> list[int] | None:
+    """By site, the most bytes that one gate asks for; None where steps depend on time."""
+    if workload is None or workload.is_timed:
+        return None
+    count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
+    most = np.zeros(controller.geometry.sites, np.int64)
+    np.maximum.at(most, workload.gate_site, count)
+    return [int(needs) * max(controller.geometry.slot_sizes) for needs in most]

@@ -76,6 +76,9 @@ class Record:
     Where parties of the machine slow each other down (`sim.engine.contest`), ``slowed_ns`` is, by
     party, how much longer its work took than alone. ``service_left_ns`` is, by service that the
     run's end cut, how much work was left at the link's own pace.
+
+    ``paged``: of a run whose weights are swapped, the pages that came back and those that went, as
+    far as they were paid for.
     """
 
     gate_ns: list[int] = field(default_factory=list)
@@ -97,6 +100,7 @@ class Record:
     service_bytes: list[int] = field(default_factory=list)
     makespan_ns: int = 0
     slowed_ns: list[int] = field(default_factory=list)
+    paged: tuple[int, int] = (0, 0)
     service_left_ns: dict[int, int] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from sim.engine.engine import Engine
 from sim.engine.lanes import LanedLink
 from sim.engine.links import Link, SharedLink
 from sim.engine.owners import OwnedEngine, Owner
+from sim.engine.pages import PageLedger
 from sim.engine.stream import Stream
 from sim.machine.contention import FIRST_LINK, WHOLE, Contention
 from sim.machine.devices_costs import OnLayers
@@ -369,3 +370,25 @@ def others_never_sleep(patch: Patch) -> None:
             self._free_ns = now
 
     patch.setattr(Owner, "_wake", mutant)
+
+
+def newest_pages_first(patch: Patch) -> None:
+    """What is touched goes to the other end: it is the first to be swapped out."""
+    touch = PageLedger._touch
+
+    def mutant(self: PageLedger, item: int, size: int) -> None:
+        touch(self, item, size)
+        if item in self._in:
+            self._in = {item: self._in.pop(item)} | self._in
+
+    patch.setattr(PageLedger, "_touch", mutant)
+
+
+def pages_kept(patch: Patch) -> None:
+    """An evicted variant's pages are found again when it is loaded."""
+
+    def mutant(self: PageLedger, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._touch(key, self._slot_bytes[key])
+
+    patch.setattr(PageLedger, "admit", mutant)

@@ -20,6 +20,7 @@ from differential.scenario import (
     Fixed,
     Forecast,
     Host,
+    Key,
     Link,
     Placement,
     PoolSpec,
@@ -28,6 +29,7 @@ from differential.scenario import (
     Reroute,
     Rivalry,
     Scenario,
+    Swap,
     random_scenario,
 )
 
@@ -84,7 +86,22 @@ PREFIXES = "prefixes"
 """Prompts that begin alike, and keys and values in tiers. Only the simulator moves these."""
 DRAFT_SITES = "draft_sites"
 """Drafts whose experts are offloaded, too. Only the simulator drafts."""
-SIMULATED = (*FEATURES, RIVALS, DEVICES, LANES, OWNERS, SHRINKING, PREFIXES, DRAFT_SITES)
+KEPT = "until_next_visit"
+"""Pools that keep what a batch asked for until their next visit."""
+SWAP = "swap"
+"""Weights that the memory does not hold. Only the simulator has it."""
+SIMULATED = (
+    *FEATURES,
+    RIVALS,
+    DEVICES,
+    LANES,
+    OWNERS,
+    SHRINKING,
+    PREFIXES,
+    DRAFT_SITES,
+    KEPT,
+    SWAP,
+)
 NOT_BESIDE_LANES = {"cut_through", "chunks", "write_back", "partial"}
 """What links with lanes, or kernels that go by projection, refuse (contract C141)."""
 OF_ONE_DEVICE = {
@@ -102,6 +119,8 @@ NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_
 """What held prefixes refuse (contract C179), and what recorded steps alone have."""
 NOT_BESIDE_DRAFTS = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
 """What drafts that offload their experts refuse (contract C192), and what recorded steps have."""
+NOT_BESIDE_SWAP = {"dense", "write_back", "after_batch", "spared_forecasts"}
+"""What swap, or a pool that keeps a batch, refuses (contracts C140 and C183)."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.
@@ -157,9 +176,10 @@ def random_mixture(
     shrinks: bool = False,
     prefixes: bool = False,
     drafts: bool = False,
+    swaps: bool = False,
 ) -> Scenario:
-    """A random valid subset of the features, and rivals, devices, lanes or pools that shrink if they
-    are asked for. `devices`: how they split the model.
+    """A random valid subset of the features, and rivals, devices, lanes, pools that shrink or swap if
+    they are asked for. `devices`: how they split the model.
     """
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
@@ -180,6 +200,8 @@ def random_mixture(
         chosen = (chosen | {PREFIXES}) - NOT_BESIDE_PREFIXES
     if drafts:
         chosen = (chosen | {DRAFT_SITES}) - NOT_BESIDE_DRAFTS
+    if swaps:
+        chosen = (chosen | {KEPT, SWAP}) - NOT_BESIDE_SWAP
     return _build(chosen, seed, ties, len(FEATURES))
 
 
@@ -608,6 +630,48 @@ def _prefixes(draw: Draw, scenario: Scenario) -> Scenario:
     )
 
 
+def _kept(draw: Draw, scenario: Scenario) -> Scenario:
+    """Where one pool is for all sites, mostly each site has one of its own instead."""
+    changed = _loader(scenario, retention="until_next_visit")
+    if len(scenario.pools) > 1 or not draw.coin(0.8) or scenario.sites == 1:
+        return changed
+    pool = scenario.pools[0]
+    least = scenario.at_once * max(map(scenario.slot, _variants(scenario)))
+    return replace(
+        changed,
+        pools=tuple(
+            PoolSpec(
+                max(least, pool.capacity_bytes // scenario.sites),
+                pool.precisions,
+                site,
+                (),
+            )
+            for site in range(scenario.sites)
+        ),
+    )
+
+
+def _variants(scenario: Scenario) -> list[Key]:
+    return [(p, site, 0) for p in range(scenario.precisions) for site in range(scenario.sites)]
+
+
+def _swap(draw: Draw, scenario: Scenario) -> Scenario:
+    """Room for some of the weights; pages that divide nothing."""
+    largest = max(scenario.variant_bytes)
+    slots = sum(pool.capacity_bytes for pool in scenario.pools)
+    dense = tuple(draw.between(0, 2 * largest) for _ in range(scenario.sites))
+    rest = draw.between(0, 2 * largest)
+    swap = Swap(
+        page_bytes=draw.between(1, largest),
+        room_bytes=draw.between(1, slots + sum(dense) + rest),
+        dense_bytes=dense,
+        rest_bytes=rest,
+        in_ns=draw.below(3, 50),
+        out_ns=draw.below(3, 50) * draw.coin(0.6),
+    )
+    return replace(scenario, swap=swap)
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -639,6 +703,8 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     OWNERS: _owners,
     SHRINKING: _shrinking,
     PREFIXES: _prefixes,
+    KEPT: _kept,
+    SWAP: _swap,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

@@ -31,6 +31,7 @@ from sim.machine.contention import Contention
 from sim.machine.devices_costs import OnLayers, OnOwners
 from sim.machine.durations import Durations
 from sim.machine.lanes import Lanes, in_projections
+from sim.machine.swap import Paging
 from sim.policies import base as policies
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.belady import Belady
@@ -309,6 +310,7 @@ class ScenarioDurations:
         self.host = HostCosts(**vars(scenario.host))
         self.prediction_ns = scenario.prediction_ns
         rivalry = scenario.rivalry
+        self.paging = Paging(**vars(scenario.swap)) if scenario.swap and not device else None
         self.contention: Contention | None = None
         self.cpu_latency_ns = rivalry.cpu_latency_ns if rivalry else 0
         if rivalry is not None:

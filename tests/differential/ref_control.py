@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from differential.history import History
 from differential.ref_clock import Clock
-from differential.ref_memory import Asked, Staging, Tier, Transfer
+from differential.ref_memory import Asked, Pool, Staging, Tier, Transfer
 from differential.ref_moves import Moves
+from differential.ref_pages import SwappedMemory
 from differential.ref_steps import future
 from differential.scenario import SKIP, Fixed, Forecast, Key, Need, Prediction, Scenario, Step
 
@@ -58,6 +59,9 @@ class Control(Moves):
         self.last_gate: dict[int, int] = {}
         self.predictions: dict[int, tuple[int, list[tuple[int, Prediction]]]] = {}
         self.lookups: list[Asked] = []
+        self.visited: list[Pool] = []
+        """The pools of the needs that the last gate has admitted."""
+        self.swapped = SwappedMemory(scenario, scenario.swap) if scenario.swap else None
 
     # ---- calls
 
@@ -89,10 +93,11 @@ class Control(Moves):
         if self.scenario.spare_bytes and is_new:
             self.let_go()
             self.device.grow(self.scenario.spare(self.number))
-            self.trim()
+            self.trim(is_room_made=True)
         else:
             self.trim()
             self.let_go()
+        self.visited = []
         self.masked.pop(site, None)
         self.waiting = self.choose(step, site, self.foretold.pop(site, []))
         serving = self.unadmitted_keys()
@@ -105,8 +110,16 @@ class Control(Moves):
             self.predictions[self.tick] = site, coming
         else:
             self.look_ahead(coming, self.tick)
+        if self.swapped:
+            self.swapped.gate(step, site)
+        self.touch(admitted)
         self.poll()
         return admitted
+
+    def touch(self, admitted: list[Asked]) -> None:
+        if self.swapped:
+            pools = set().union(*(pool.resident for pool in self.device.pools))
+            self.swapped.admit(admitted, pools | set(self.staging.staged))
 
     def need_done(self, key: Key) -> list[Asked]:
         """Contract C24: the key is unpinned and the next needs come in."""
@@ -115,6 +128,7 @@ class Control(Moves):
         self.leave(key)
         admitted = self.admit()
         self.look_up(admitted)
+        self.touch(admitted)
         self.poll()
         return admitted
 
@@ -136,12 +150,19 @@ class Control(Moves):
         for key in needs:
             self.leave(key)
 
-    def trim(self) -> None:
-        """Step 1: nothing outlives its batch, or its slot, beyond the capacity, but what is pinned."""
-        if self.loader.retention != "after_batch" and not self.scenario.spare_bytes:
+    def trim(self, is_room_made: bool = False) -> None:
+        """Step 1: nothing outlives its batch, or its slot, beyond the capacity, but what is pinned.
+
+        With `until_next_visit` only pools that the last gate has visited are trimmed, unless room
+        is made in all.
+        """
+        if self.loader.retention == "strict" and not self.scenario.spare_bytes:
             return
+        keeps = self.loader.retention == "until_next_visit" and not is_room_made
         masked = self.everything_masked()
         for pool in self.device.pools:
+            if keeps and pool not in self.visited:
+                continue
             ordered = self.device.history.victims_first(pool.resident - set(self.pinned))
             for key in sorted(ordered, key=lambda key: key in masked):
                 if self.device.over(pool) > 0:
@@ -261,6 +282,7 @@ class Control(Moves):
             )
             if one.has_key:
                 self.pinned[key] = None
+                self.visited.append(self.device.pool(key))
         self.lookups += admitted
         return admitted
 

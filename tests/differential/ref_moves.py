@@ -295,7 +295,7 @@ class Moves:
         return finds_none and self.loader.demand_evicts == "unmasked"
 
     def pool_victims(self, key: Key, needed: bool) -> list[Key] | None:
-        if needed and self.loader.retention == "after_batch":
+        if needed and self.loader.retention != "strict":
             return []
         spares = self.loader.demand_evicts == "unmasked"
         return self.device.victims(
@@ -307,7 +307,7 @@ class Moves:
             for key in claim.victims:
                 self.evict(key)
             self.device.claim(transfer.key)
-            assert self.device.fits(transfer.key) or self.loader.retention == "after_batch"
+            assert self.device.fits(transfer.key) or self.loader.retention != "strict"
             transfer.victims = claim.victims
         elif claim.place == "staging":
             for key in claim.victims:

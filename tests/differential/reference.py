@@ -200,10 +200,11 @@ class Reference:
             other.begin_gate(step.rows)
         admitted = control.gate(step, site)
         loads = control.demands - demands
+        paging_ns = control.swapped.pay() if control.swapped else 0
         self.start(admitted)
         if self.scenario.prediction_ns:
             self.env.process(self.predict(control.tick))
-        yield from self.host(self.hosts.issue_ns + loads * self.hosts.load_ns)
+        yield from self.host(self.hosts.issue_ns + loads * self.hosts.load_ns + paging_ns)
         yield from self.compute_needs()
         yield from self.join_cpu()
         yield from self.host(self.hosts.post_ns)

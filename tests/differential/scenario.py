@@ -28,6 +28,7 @@ from differential.scenario_data import (
     Reroute,
     Rivalry,
     Scenario,
+    Swap,
     Thresholds,
 )
 from differential.scenario_steps import (
@@ -71,6 +72,7 @@ __all__ = [
     "Row",
     "Scenario",
     "Step",
+    "Swap",
     "Thresholds",
     "draw_distinct",
     "foresee",

@@ -159,6 +159,20 @@ class RamTier:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """Memory of `room_bytes` for weights, of which the oldest pages are swapped out. Dense bytes are
+    by site; `rest_bytes` those of no site.
+    """
+
+    page_bytes: int
+    room_bytes: int
+    dense_bytes: tuple[int, ...]
+    rest_bytes: int
+    in_ns: int
+    out_ns: int
+
+
+@dataclass(frozen=True)
 class Fixed:
     """Every need wants this precision."""
 
@@ -253,7 +267,7 @@ class Loader:
     staging_slots: int = 0
     demand_evicts: Literal["masked_last", "unmasked"] = "masked_last"
     dense_slots: int = 0
-    retention: Literal["strict", "after_batch"] = "strict"
+    retention: Literal["strict", "after_batch", "until_next_visit"] = "strict"
     replay_unit: Literal["union", "access"] = "union"
 
 
@@ -301,6 +315,7 @@ class Scenario:
     projection_bytes: tuple[tuple[int, ...], ...] = ()
     spare_bytes: tuple[int, ...] = ()
     kv_bytes: tuple[int, ...] = ()
+    swap: Swap | None = None
 
     def spare(self, step: int) -> int:
         """What keys and values leave in a step, by its number; the same again after the last."""

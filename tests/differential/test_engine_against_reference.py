@@ -36,6 +36,7 @@ PREFIX_MIXTURE = "mixture with prefixes"
 DRAFT_MIXTURE, DRAFT_PREFIXES = "mixture with draft sites", "draft sites and prefixes"
 DRAFT_RIVALS, DRAFT_LANES = "draft sites among rivals", "draft sites with lanes"
 DRAFT_SHRINKING = "draft sites and shrinking"
+SWAP_MIXTURE = "mixture with swap"
 PREFIX_RIVALS, PREFIX_LANES = "prefixes among rivals", "prefixes with lanes"
 MIXTURES: dict[str, dict[str, Any]] = {
     MIXTURE: {},
@@ -45,6 +46,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     LANE_MIXTURE: {"lanes": True},
     SHRINKING_MIXTURE: {"shrinks": True},
     PREFIX_MIXTURE: {"prefixes": True},
+    SWAP_MIXTURE: {"swaps": True},
     PREFIX_RIVALS: {"prefixes": True, "rivals": True},
     PREFIX_LANES: {"prefixes": True, "lanes": True},
     DRAFT_MIXTURE: {"drafts": True},
@@ -84,8 +86,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
         counts |= {DEVICE_MIXTURE: -(-plain // 5), OWNER_MIXTURE: -(-plain // 5)}
-        counts |= dict.fromkeys((LANE_MIXTURE, SHRINKING_MIXTURE, PREFIX_MIXTURE), -(-plain // 4))
-        counts |= {DRAFT_MIXTURE: -(-plain // 4)}
+        some = (LANE_MIXTURE, SHRINKING_MIXTURE, PREFIX_MIXTURE, DRAFT_MIXTURE, SWAP_MIXTURE)
+        counts |= dict.fromkeys(some, -(-plain // 4))
         few = (PREFIX_RIVALS, PREFIX_LANES, DRAFT_PREFIXES, DRAFT_RIVALS, DRAFT_LANES)
         counts |= dict.fromkeys((*few, DRAFT_SHRINKING), -(-plain // 20))
         cases = [

@@ -38,6 +38,7 @@ from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
 from sim.engine.contest import Contest
 from sim.engine.links import SharedLink
+from sim.engine.pages import PageLedger
 from sim.machine.devices_costs import OnOwners
 from sim.machine.lanes import Lanes
 from sim.policies.recency import LRU
@@ -168,7 +169,7 @@ MUTANTS = {
         replaced(stream, "CPU_DONE", EARLY), "cpu", ties=True
     ),  # 40
     "policies not told": Mutant(mutants.policies_not_told, "cpu"),  # 1
-    "overflow kept": Mutant(replaced(Slots, "excess", lambda slots: []), "after_batch"),  # 1
+    "overflow kept": Mutant(replaced(Slots, "excess", lambda slots, pools: []), "after_batch"),  # 1
     "two accesses at a time": Mutant(mutants.two_at_a_time, "per_access"),  # 1
     "waking from no sleep": Mutant(engine_mutants.waking_from_no_sleep, "host", ties=True),  # 8
     "predictions at once": Mutant(engine_mutants.predictions_at_once, "prediction_latency"),  # 1
@@ -253,7 +254,7 @@ MUTANTS = {
         engine_mutants.others_never_sleep, "mixture with owners"
     ),  # 1
     "shrunk pools keep what they hold": Mutant(
-        replaced(Slots, "excess", lambda slots: []), "shrinking"
+        replaced(Slots, "excess", lambda slots, pools: []), "shrinking"
     ),  # 1
     "slots never come back": Mutant(mutants.slots_never_back, "shrinking"),  # 1
     "the step before protects its needs": Mutant(
@@ -270,6 +271,12 @@ MUTANTS = {
     "all drafts at once": Mutant(draft_mutants.all_drafts_at_once, "draft_sites"),  # 2
     "drafts follow what checks them": Mutant(draft_mutants.drafts_follow, "draft_sites"),  # 1
     "a draft with too short a context": Mutant(draft_mutants.short_context, "draft_sites"),  # 39
+    "a batch goes at the next gate": Mutant(
+        switched(retention="after_batch"), "until_next_visit"
+    ),  # 1
+    "dense weights have no pages": Mutant(replaced(PageLedger, "visit", lambda *_: None), "swap"),
+    "the newest pages go first": Mutant(engine_mutants.newest_pages_first, "swap"),
+    "what is evicted keeps its pages": Mutant(engine_mutants.pages_kept, "mixture with swap"),
     "what was done before forgotten": Mutant(
         replaced(Contest, "_settle", lambda contest, now: None), "rivals"
     ),  # 1

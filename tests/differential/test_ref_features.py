@@ -112,6 +112,8 @@ SHOWS: dict[str, Shows] = {
     "devices": on_devices,
     "owners": on_devices,
     "shrinking": lambda scenario, timeline: bool(timeline.trimmed),
+    "until_next_visit": without(retention="after_batch"),
+    "swap": without(swap=None),
     "lanes": lambda scenario, timeline: without(
         links=tuple(
             replace(link, pace=1_000_000, wake_ns=0, copy_ns=0, by_projection=False)
@@ -172,7 +174,7 @@ def test_what_is_refused_together_is_never_drawn() -> None:
         )
         assert not any(link.head_bytes and link.engines > 1 for link in scenario.links)
         assert not scenario.links[0].head_bytes
-        assert not (loader.write_back and (stages or loader.retention == "after_batch"))
+        assert not (loader.write_back and (stages or loader.retention != "strict"))
         assert not (scenario.moves_partially and (scenario.precisions > 1 or not stages))
         assert stages or not scenario.refuses
         assert stages or loader.destination == "pool"

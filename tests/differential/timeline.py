@@ -262,7 +262,7 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
     """
     loader = scenario.loader
     is_laned = any(map(scenario.is_laned, scenario.last_links))
-    trims = loader.retention == "after_batch" or scenario.spare_bytes
+    trims = loader.retention != "strict" or scenario.spare_bytes
     if loader.staging_slots or trims or is_laned:
         return
     held = {key: 0 for pool in scenario.pools for key in pool.initial}
