@@ -169,7 +169,7 @@ def _check_lanes(parts: Parts) -> None:
 
 
 def check_drafts(parts: Parts, *, tells_bytes: bool, is_real: bool) -> None:
-    """Raise ValueError for what does not go with drafts that offload their experts (contract C192).
+    """Raise ValueError for what does not go with drafts that offload their experts (contract C186).
 
     ``tells_bytes``: the trace tells the bytes of its experts. ``is_real``: experts are those of a
     store.

@@ -1,4 +1,4 @@
-"""The sites of layers that draft tokens: recorded, or stand-ins (contract C191)."""
+"""The sites of layers that draft tokens: recorded, or stand-ins (contract C185)."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Header:
     def draft_sites(self) -> int:
         """How many sites are of layers that draft tokens; they are the last ones.
 
-        Rows have what such a layer chose for the same token (contract C191).
+        Rows have what such a layer chose for the same token (contract C185).
         """
         return sum(site.stack == "draft" for site in self.sites)
 

@@ -244,7 +244,7 @@ class Step:
     Where tokens are drafted (contract C151), ``drafts`` is the most that the step checks for one
     sequence, and ``kept`` has the number of rows that each of its sequences goes on after. It is
     empty where that is all rows. A ``drafting`` step drafts a token, and keeps no row (contract
-    C190). ``found``: what the sequences that begin need not read (contract C177); None where
+    C184). ``found``: what the sequences that begin need not read (contract C177); None where
     nothing is reused.
     """
 

@@ -98,7 +98,7 @@ class Part:
 
 def drafting_steps(parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
     """The steps in which the drafts of ``parts`` are made, and then ``parts`` themselves (contract
-    C190): the n-th has a row of each request that checks n drafts or more.
+    C184): the n-th has a row of each request that checks n drafts or more.
     """
     left = [part.count - 1 if part.decode else 0 for part in parts]
     for nth in range(max(left)):

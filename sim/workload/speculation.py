@@ -2,7 +2,7 @@
 
 A cheap drafter guesses the next tokens of a sequence. One step of the model then checks them all:
 it reads the rows of the next token and of the drafts together. Drafts up to the first wrong one are
-kept, and with them one token more, which the model itself says. The definitions are contracts C151 and C190.
+kept, and with them one token more, which the model itself says. The definitions are contracts C151 and C184.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Speculation:
     - ``layers``: through how many layers like the model's last one a draft runs. 0: drafts cost
       nothing (looked up in the text).
     - ``experts``: where the experts of these layers are. ``on_device``: they stay there.
-      ``offloaded``: they are offloaded like all others, and a draft is a step (contract C190).
+      ``offloaded``: they are offloaded like all others, and a draft is a step (contract C184).
 
     Raise ValueError for numbers out of range, or too few shares.
     """

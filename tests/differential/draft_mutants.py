@@ -1,4 +1,4 @@
-"""Defects that can be planted in the steps that draft tokens (contract C190)."""
+"""Defects that can be planted in the steps that draft tokens (contract C184)."""
 
 from __future__ import annotations
 

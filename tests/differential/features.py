@@ -118,7 +118,7 @@ OF_ONE_DEVICE = {
 NOT_BESIDE_PREFIXES = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
 """What held prefixes refuse (contract C179), and what recorded steps alone have."""
 NOT_BESIDE_DRAFTS = {"dense", "encoder_decoder", "partial", "own_site", "many_sequences"}
-"""What drafts that offload their experts refuse (contract C192), and what recorded steps have."""
+"""What drafts that offload their experts refuse (contract C186), and what recorded steps have."""
 NOT_BESIDE_SWAP = {"dense", "write_back", "after_batch", "spared_forecasts"}
 """What swap, or a pool that keeps a batch, refuses (contracts C140 and C183)."""
 COMPANIONS = ("engines", "cut_through", "chunks")

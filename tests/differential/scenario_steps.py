@@ -112,7 +112,7 @@ class Batching:
 
     At most `drafts` tokens are drafted in a step, and `accepted[i]` is the share of steps that keep
     the draft of place i (contract C151). The last `draft_sites` sites are visited by drafts alone, in
-    steps of their own (contract C190).
+    steps of their own (contract C184).
 
     `block_tokens` > 0: prompts have blocks, and `tiers` (device, RAM, disk) hold so many.
     """

@@ -1,4 +1,4 @@
-"""Drafts whose experts are offloaded, worked by hand (contract C190).
+"""Drafts whose experts are offloaded, worked by hand (contract C184).
 
 Two sites, of which the second one drafts. Dense work takes 10 ns, an expert 5 ns, the head 20 ns,
 and a load 100 ns. Both simulators must give these times.

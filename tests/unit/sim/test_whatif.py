@@ -105,7 +105,7 @@ def test_in_the_same_bytes_fewer_bits_hold_more() -> None:
     assert "int2 decodes fastest" in sentence(found, "lru")
 
 
-# Contracts: C190
+# Contracts: C184
 def test_how_many_drafts_pay_is_told_for_experts_that_stay_and_for_offloaded_ones() -> None:
     found = answer("drafts", ["system=lru", *SHORTER[:1], *SHORTER[2:]], (0, 1, 2), Inline())
     rows = {(row.value, row.series): row for row in found.rows}

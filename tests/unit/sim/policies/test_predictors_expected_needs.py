@@ -1,6 +1,6 @@
 """Expected needs: what a later site asks for, learned while it runs. Values by hand.
 
-Contracts: C195.
+Contracts: C187.
 """
 
 from __future__ import annotations

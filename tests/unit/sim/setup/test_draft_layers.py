@@ -45,7 +45,7 @@ def files_of(run: Run) -> RunFiles:
     return RunFiles(summary, json.loads(json.dumps(run.config)), **result.frames.tables())
 
 
-# Contracts: C190
+# Contracts: C184
 @pytest.mark.parametrize("layers", [1, 2])
 def test_with_all_experts_resident_drafts_take_what_they_take_as_dense_work(
     layers: int, configure: Configure, bundled_trace: Trace
@@ -64,7 +64,7 @@ def test_with_all_experts_resident_drafts_take_what_they_take_as_dense_work(
     assert told == there.summary["drafts"]
 
 
-# Contracts: C190, C192
+# Contracts: C184, C186
 @pytest.mark.parametrize("cache", usual(names("cache"), names("cache")[::3]))
 def test_with_every_cache_the_audit_finds_what_the_summary_says(
     cache: str, configure: Configure, bundled_trace: Trace
@@ -79,7 +79,7 @@ def test_with_every_cache_the_audit_finds_what_the_summary_says(
     assert 0 <= files.summary["drafts"]["hit_ratio"] <= 1
 
 
-# Contracts: C190, C192
+# Contracts: C184, C186
 @pytest.mark.parametrize(
     "words",
     [
@@ -107,7 +107,7 @@ def test_the_audit_finds_the_times_of_every_kind_of_run(
     assert files.tokens.filter(pl.col("phase") == "draft")["new_tokens"].sum() == 0
 
 
-# Contracts: C192
+# Contracts: C186
 def test_a_step_that_checks_begins_when_its_first_draft_did() -> None:
     tokens = pl.DataFrame(
         {
@@ -124,7 +124,7 @@ def test_a_step_that_checks_begins_when_its_first_draft_did() -> None:
     ]
 
 
-# Contracts: C191
+# Contracts: C185
 def test_a_draft_needs_what_the_last_layer_chose_of_the_token_before_it(
     configure: Configure, bundled_trace: Trace
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_draft_needs_what_the_last_layer_chose_of_the_token_before_it(
     assert "gates of draft layers stand in: those of model.layers.15.mlp" in label
 
 
-# Contracts: C191
+# Contracts: C185
 def test_recorded_draft_layers_are_taken_and_left_out_where_nobody_drafts(
     configure: Configure, bundled_trace: Trace
 ) -> None:
@@ -176,7 +176,7 @@ def test_recorded_draft_layers_are_taken_and_left_out_where_nobody_drafts(
     assert STANDS_IN in three.header.provenance
 
 
-# Contracts: C191
+# Contracts: C185
 def test_nothing_is_forecast_for_a_stand_in(bundled_trace: Trace) -> None:
     scores = np.ones((*bundled_trace.ids.shape[:2], 2, bundled_trace.header.model.experts))
     told = replace(bundled_trace, lookahead={"raw": scores.astype(np.float32)})
@@ -186,7 +186,7 @@ def test_nothing_is_forecast_for_a_stand_in(bundled_trace: Trace) -> None:
     assert (told.lookahead["raw"] == 1).all()
 
 
-# Contracts: C192
+# Contracts: C186
 def test_draft_layers_take_memory_as_layers_of_the_model(
     configure: Configure, bundled_trace: Trace
 ) -> None:
@@ -205,7 +205,7 @@ def test_draft_layers_take_memory_as_layers_of_the_model(
     assert offloaded.model.transplant == there.model.transplant
 
 
-# Contracts: C192
+# Contracts: C186
 @pytest.mark.parametrize(
     ("words", "told"),
     [
