@@ -47,7 +47,7 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("wait", "later", "wait_all, as_ready, in_order, by_projection"),
         ("destination", "disk", "pool, staging"),
         ("demand_evicts", "all", "masked_last, unmasked"),
-        ("retention", "forever", "strict, after_batch"),
+        ("retention", "forever", "strict, after_batch, until_next_visit"),
         ("replay_unit", "token", "union, access"),
         ("prefetch_budget", -1, "all, until_next_gate, within_layer, or a count >= 0"),
         ("prefetch_budget", "some", "all, until_next_gate, within_layer, or a count >= 0"),
