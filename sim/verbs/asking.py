@@ -160,7 +160,6 @@ VERBS = (
         ),
         (
             "whatif link system=lru trace.max_sequences=2",
-            "whatif memory system=lru values=0.25,0.5,0.75 trace.max_sequences=2",
             "whatif kv system=lru values=4096,65536 trace.max_sequences=2",
             "whatif drafts system=lru values=2,4 trace.max_sequences=2",
         ),

@@ -5,7 +5,7 @@ A mutant changes public names where it can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,7 @@ def needs_of_before_protected(patch: Patch) -> None:
     def mutant(self: Controller, step: int, spare_bytes: int) -> None:
         self._step = step
         self.slots.lend(spare_bytes)
-        self._trim()
+        self._trim(self._pools)
         self._let_go()
 
     patch.setattr(Controller, "_begin_step", mutant)
@@ -150,9 +150,9 @@ def forecasts_first_to_shrink(patch: Patch) -> None:
     """What is forecast gives way as if it were not."""
     excess = Slots.excess
 
-    def mutant(slots: Slots) -> list[int]:
+    def mutant(slots: Slots, pools: Iterable[int]) -> list[int]:
         blocked, slots.blocked = slots.blocked, slots.pinned
-        gone = excess(slots)
+        gone = excess(slots, pools)
         slots.blocked = blocked
         return gone
 

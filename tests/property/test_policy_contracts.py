@@ -116,6 +116,7 @@ class Life:
             site=visit.site,
             token=tick + 1,
             needs=visit.experts,
+            keys=[visit.site * GEOMETRY.units + expert for expert in visit.experts],
             tokens=visit.tokens,
             experts=np.array([visit.experts]),
         )

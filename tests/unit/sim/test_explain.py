@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ def witnessed(folder: Path, configure: Configure, *overrides: str) -> Witnessed:
         seen.extend((victim, tick(), key) for victim in victims or ())
         return victims
 
-    def watched_excess() -> Sequence[int]:
-        victims = excess()
+    def watched_excess(pools: Iterable[int]) -> Sequence[int]:
+        victims = excess(pools)
         seen.extend((victim, tick(), None) for victim in victims)
         return victims
 

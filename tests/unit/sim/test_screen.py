@@ -136,6 +136,10 @@ def test_only_the_machine_may_vary() -> None:
             " runs it",
         ),
         (
+            {"swap": "pages"},
+            "words: hardware.swap is not screened; moelab run runs it",
+        ),
+        (
             {"contention": "drawn"},
             "words: parties that others at work slow (hardware.beside,"
             " hardware.shared_memory.slows=as_drawn) are not screened; moelab run runs them",
@@ -150,7 +154,10 @@ def test_a_link_whose_time_depends_on_more_than_bytes_is_refused(
         SimpleNamespace(name="nvme", page_cache=more.get("page_cache")),
     ]
     hardware = SimpleNamespace(
-        devices=more.get("devices"), links=links, lanes=more.get("lanes", ())
+        devices=more.get("devices"),
+        links=links,
+        lanes=more.get("lanes", ()),
+        swap=more.get("swap"),
     )
     run: Any = SimpleNamespace(
         hardware=hardware,

@@ -101,6 +101,12 @@ def test_each_change_is_asked_alone() -> None:
             "workload=mtp_4",
             "workload.draft_tokens=2",
         ),
+        "drafting 2 tokens a step with a layer whose experts are offloaded, too,": (
+            *WORDS,
+            "workload=mtp_4",
+            "workload.draft_tokens=2",
+            "workload.draft_experts=offloaded",
+        ),
     }
 
 
@@ -126,7 +132,7 @@ def test_what_cannot_run_and_what_is_the_row_itself_are_no_changes() -> None:
     one = row("system=lru", "precision=int4")
     bench = Bench(refused=("hardware.memory_gib=32",))
     found = {change.what for change in _changes(one, run_of(), bench)}  # type: ignore[arg-type]
-    assert len(found) == 6
+    assert len(found) == 7
     assert not found & {"experts at int4", "8 GiB more memory"}
 
 

@@ -56,6 +56,7 @@ def test_the_questions_ask_at_these_values() -> None:
         "cpu": (12.5, 25, 50, 100, 200, 400, 800),
         "bits": (2, 4, 8, 16),
         "kv": (2048, 4096, 8192, 16384, 32768, 65536, 131072),
+        "drafts": (0, 1, 2, 3, 4),
     }
 
 
@@ -71,6 +72,7 @@ def test_of_each_question_it_is_known_how_it_is_searched_and_drawn() -> None:
         "cpu": (True, False, False, inf, (1, 2000), ()),
         "bits": (False, True, False, inf, None, ()),
         "kv": (True, False, True, inf, None, ("budget=fit",)),
+        "drafts": (False, True, True, inf, None, ("budget=fit", "workload=mtp_4")),
     }
 
 
@@ -83,6 +85,7 @@ def test_amounts_are_said_with_their_units_and_a_target_has_three_texts() -> Non
         "cpu": "host memory of 2.05e+03 GB/s",
         "bits": "2.05e+03",
         "kv": "2,048 tokens of context",
+        "drafts": "2.05e+03",
     }
     assert QUESTIONS["kv"].needs != QUESTIONS["memory"].needs
 

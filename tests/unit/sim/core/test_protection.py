@@ -124,7 +124,12 @@ def test_every_question_is_asked_of_the_states_as_they_are_now(question: str) ->
     one.show()
     one.unpin(0)
     one.mask(0, [1])
-    arguments = {"claim": (4, True), "would_evict": (4, True), "could_claim": (4,)}
+    arguments = {
+        "claim": (4, True),
+        "would_evict": (4, True),
+        "could_claim": (4,),
+        "excess": ((0,),),
+    }
     getattr(one, question)(*arguments.get(question, ()))
     slots = one._slots
     assert [key for key, pinned in enumerate(slots.pinned) if pinned] == [1]

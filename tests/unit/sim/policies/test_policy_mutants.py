@@ -51,6 +51,12 @@ DEFECTS = {
         "if gate.step < self._step:",
         "policies.test_caches_scores:test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert",
     ),
+    "weights go against the error": Defect(
+        "expected_needs",
+        "error[asked] += 1",
+        "error[asked] -= 1",
+        "policies.test_predictors_expected_needs:test_weights_follow_the_error_of_a_forecast",
+    ),
     "uses never forgotten": Defect(
         "frequency",
         'if self.counts == "resident":',
