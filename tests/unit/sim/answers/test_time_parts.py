@@ -87,16 +87,20 @@ def test_gates_split_a_step_from_its_begin_to_its_end() -> None:
         tables(
             [
                 (1, 6, 0, 5, "hit", 100, 100),
-                (3, 7, 1, 8, "hit", 3000, 3000),
+                (3, 7, 1, 8, "hit", 3100, 3000),
+                (3, 7, 1, 7, "hit", 3000, 3000),
                 (2, 7, 0, 9, "hit", 1500, 1500),
                 (2, 7, 0, 4, "hit", 1600, 1500),
             ]
         )
     )
     first = Interval(7, 0, ((9, "hit"), (4, "hit")), own_ns=2000, compute_ns=1000.0)
-    assert found == [first, Interval(7, 1, ((8, "hit"),), own_ns=2000, compute_ns=1000.0)]
+    assert found == [
+        first,
+        Interval(7, 1, ((8, "hit"), (7, "hit")), own_ns=2000, compute_ns=1000.0),
+    ]
     assert not first.has_waited
-    assert not (found[0].is_prefetch or found[0].is_first or found[0].beside)
+    assert (found[0].is_prefetch, found[0].is_first, found[0].beside) == (False, False, False)
     assert found[0].moved_bytes == 0
 
 
@@ -224,3 +228,7 @@ def test_a_step_without_work_of_its_own_computes_nothing() -> None:
     steps = ((7, 1500, 2600, 2000),)
     found = one_gate(tables(LATE[1:2], LOADS, steps=steps))
     assert (found.own_ns, found.compute_ns) == (0, 0)
+
+
+def test_experts_take_no_share_of_the_computing_unless_one_is_given() -> None:
+    assert Tables(pl.DataFrame(), NO_COPIES, pl.DataFrame(), "wait_each").expert_share == 0
