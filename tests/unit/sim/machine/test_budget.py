@@ -81,6 +81,7 @@ def test_what_is_too_little_is_refused_with_the_gib_that_work() -> None:
     with pytest.raises(CapacityError, match=r"; budget\.slots_gib=") as refused:
         prepared(["system=lru", "budget.slots_gib=0.5", *FEW])
     enough = float(str(refused.value).rpartition("slots_gib=")[2].removesuffix(" works"))
+    assert enough == 0.6594, "rounded up to four digits, not to three or five"
     prepared(["system=lru", f"budget.slots_gib={enough}", *FEW])
     with pytest.raises(CapacityError):
         prepared(["system=lru", f"budget.slots_gib={enough - 0.01}", *FEW])
