@@ -77,7 +77,6 @@ def test_a_bar_is_a_decoding_step_and_its_parts_stand_on_each_other() -> None:
     assert axis.get_xlim() == (0, 3)
     assert is_all_inside(axis)
     assert axis.figure.get_suptitle() == "s on h, m\nwith seed=1"
-    assert axis.figure._suptitle.get_fontsize() == 9, "a title of two lines fits its figure"
 
 
 def test_where_nothing_decodes_every_step_is_shown() -> None:
