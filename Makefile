@@ -43,7 +43,7 @@ engine: $(VENV)/.engine
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000
 differential: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 tests/differential --scenarios $(SCENARIOS)
+	$(BIN)/python -m pytest -n 2 -m "not gpu" tests/differential --scenarios $(SCENARIOS)
 
 # What the bundled traces' fit splits tell the predictors: statistics, then networks. It comes with the project.
 FITS := capture/assets/predictors/tiny_mixtral

@@ -28,6 +28,7 @@ def seeds(kind: str, scenarios: int) -> Iterator[tuple[int, bool]]:
 
 
 # Contracts: C104, C106
+@pytest.mark.alike
 def test_every_key_of_a_summary_is_what_its_tables_say(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -31,6 +31,7 @@ def with_cache(scenario: Scenario, cache: Cache) -> Scenario:
 
 
 # Contracts: C143, C147
+@pytest.mark.alike
 @pytest.mark.parametrize("name", CACHES)
 def test_the_engine_does_what_the_reference_does_with_caches_of_engines(name: str) -> None:
     differs_from_lru: Counter[bool] = Counter()

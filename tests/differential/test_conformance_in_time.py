@@ -60,6 +60,7 @@ def replayed(
     )  # type: ignore[arg-type]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_on_the_null_device_is_replayed_exactly_and_nothing_is_forced(kind: str) -> None:
     for seed in range(12 if kind == "mixture" else 3):
@@ -77,6 +78,7 @@ def test_a_run_on_the_null_device_is_replayed_exactly_and_nothing_is_forced(kind
             assert found.gap_ns == 0 or any(vars(scenario.host).values()), (kind, seed, ties)
 
 
+@pytest.mark.thorough
 def test_what_threads_might_have_done_in_another_order_is_forced_and_counted() -> None:
     """Durations of ms, of which what lies within 0.1 ms may change places."""
     forced = swapped = 0
@@ -161,6 +163,7 @@ BROKEN: dict[str, tuple[type, str, Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_driver_that_breaks_a_rule_is_found_at_a_call(
     name: str, monkeypatch: pytest.MonkeyPatch

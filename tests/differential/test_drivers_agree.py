@@ -96,6 +96,7 @@ def repeat(done: Run, scenario: Scenario, calls: list[Call] | None = None) -> Di
 
 
 # Contracts: C12
+@pytest.mark.alike
 @ALL_KINDS
 def test_both_drivers_write_the_same_record_and_make_the_same_calls(kind: str) -> None:
     for case in cases(kind):
@@ -110,6 +111,7 @@ def test_both_drivers_write_the_same_record_and_make_the_same_calls(kind: str) -
 
 
 # Contracts: C13, C14
+@pytest.mark.alike
 @ALL_KINDS
 def test_the_driver_calls_the_controller_in_the_order_of_the_page(kind: str) -> None:
     """The reference has no polls; all its other calls must come at the same times, in the same
@@ -131,6 +133,7 @@ def without_polls(record: Record, calls: list[Call]) -> list[tuple[int, str, int
 
 
 # Contracts: C10
+@pytest.mark.alike
 @ALL_KINDS
 def test_the_calls_of_either_driver_get_the_same_answers_from_a_fresh_controller(kind: str) -> None:
     for case in cases(kind):

@@ -156,6 +156,7 @@ def _fields_that_differ(ours: Any, theirs: Any) -> str:
 
 
 # Contracts: C15, C75, C165, C166
+@pytest.mark.alike
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_the_engine_does_what_the_reference_does(kind: str, seeds: range, ties: bool) -> None:
     for seed in seeds:

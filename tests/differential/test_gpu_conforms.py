@@ -38,6 +38,7 @@ class Clocked(FakeRuntime):
 
 
 # Contracts: C124
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "words",
     [

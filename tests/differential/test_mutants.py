@@ -312,6 +312,7 @@ def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -
     pytest.fail(f"{name}: not found in {LIMIT} scenarios")
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("kind", "change"),
     [

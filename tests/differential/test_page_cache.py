@@ -48,6 +48,7 @@ def linked(seed: int, ties: bool) -> Scenario:
 
 
 # Contracts: C65
+@pytest.mark.alike
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 @pytest.mark.parametrize("chunk", range(2))
 def test_the_engine_reads_what_the_reference_reads(chunk: int, ties: bool) -> None:

@@ -303,6 +303,7 @@ def absent_first(experts: Sequence[int], resident: Sequence[bool]) -> Sequence[i
     ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("order", "wrong"),
     [
@@ -320,6 +321,7 @@ def test_no_other_order_of_the_prompts_lookups_gives_every_flag(
     assert phone.wrong(replay(phone, prefill=order)) == wrong
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("order", "wrong"), [(by_id, 4), (backwards, 10), (resident_first, 3), (absent_first, 3)]
 )

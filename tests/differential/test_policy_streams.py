@@ -104,6 +104,7 @@ def hits_of(
 
 
 # Contracts: C47, C143, C147, C164
+@pytest.mark.alike
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, name):
@@ -141,6 +142,7 @@ def by_site(hits_of_site: Callable[[list[int]], list[int]], chosen: np.ndarray) 
     )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("oracle", ["paper", "libcachesim"])
 @pytest.mark.parametrize(
     ("shape", "seed"), [(shape, seed) for shape in SHAPES for seed in range(4)]
@@ -192,6 +194,7 @@ def test_queues_have_the_hits_of_their_papers_algorithms(shape, seed, name):
         assert_same(hits, theirs(requests, capacity), requests)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", ["sieve", "s3_fifo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_queues_have_the_hits_of_libcachesim(seed, name):

@@ -50,6 +50,7 @@ CASES = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("predictor", "overrides"), CASES)
 def test_a_predictor_does_the_same_on_both_drivers(
     configure: Configure, bundled_trace: Trace, predictor: str, overrides: tuple[str, ...]

@@ -123,6 +123,7 @@ SHOWS: dict[str, Shows] = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", SIMULATED)
 def test_a_feature_shows_where_it_is_switched_on_and_the_invariants_hold(name: str) -> None:
     seen = 0

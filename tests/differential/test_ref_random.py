@@ -43,6 +43,7 @@ def on_demand(scenario: Scenario, **switches: Any) -> Scenario:
     return replace(scenario, steps=steps, loader=replace(scenario.loader, lookahead=0, **switches))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("ties", [True, False])
 def test_on_demand_with_wait_all_nothing_overlaps(ties: bool) -> None:
     """makespan = loads * transfer + uses * compute + dense."""
@@ -65,6 +66,7 @@ def test_on_demand_with_wait_all_nothing_overlaps(ties: bool) -> None:
     assert seen > 35
 
 
+@pytest.mark.thorough
 def test_on_demand_as_ready_is_never_slower_than_wait_all() -> None:
     for seed in SEEDS:
         scenario = on_demand(played(seed, False)[0], wait="as_ready")
@@ -108,6 +110,7 @@ def test_belady_loads_least_on_demand_with_equal_sizes_and_one_need_a_gate() -> 
         assert count["belady"] == min(count.values())
 
 
+@pytest.mark.thorough
 def test_a_link_that_costs_nothing_leaves_no_idle_time() -> None:
     for seed in SEEDS:
         scenario = played(seed, bool(seed % 2))[0]

@@ -262,6 +262,7 @@ def assert_same(ours: list[int], theirs: list[int], requests: Sequence[int]) -> 
         )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_plain_python_request_by_request(shape, seed, name):
@@ -272,6 +273,7 @@ def test_hits_are_those_of_plain_python_request_by_request(shape, seed, name):
         assert_same(hits, PLAIN[name](requests, capacity), requests)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_libcachesim_request_by_request(shape, seed, name):
@@ -283,6 +285,7 @@ def test_hits_are_those_of_libcachesim_request_by_request(shape, seed, name):
         assert_same(hits, library_hits(requests, capacity, name), requests)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(
     "switches",
@@ -321,6 +324,7 @@ def test_the_way_to_the_device_changes_no_hit(name, route):
         assert run(chosen, shape[1], capacity, name, Loader(), route)[0] == expected
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", POLICIES)
 @pytest.mark.parametrize("ram", ["lru", "lfu", "fifo"])
 @pytest.mark.parametrize("link", [1, 2])

@@ -57,6 +57,7 @@ CASES = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("system", "overrides"), [*CASES, *MORE])
 def test_a_system_does_the_same_on_both_drivers(
     configure: Configure, bundled_trace: Trace, system: str, overrides: tuple[str, ...]

@@ -82,6 +82,7 @@ def device() -> PacedDevice:
 
 
 # Contracts: C10
+@pytest.mark.alike
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("factor", [FASTEST, pytest.param(SLOWER, marks=pytest.mark.thorough)])
 def test_the_calls_of_threads_get_the_same_answers_from_a_fresh_controller(

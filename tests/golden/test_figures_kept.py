@@ -137,6 +137,7 @@ DRAWN: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_figure_shows_what_it_did(
     name: str,

@@ -39,6 +39,7 @@ def at(share: float) -> str:
     return f"budget.resident_share={share!r}"
 
 
+@pytest.mark.thorough
 def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
     """colibri's PILOT: +3.3 points of hits, -4.1 % tokens/s.
 
@@ -60,6 +61,7 @@ def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
     assert moved[0] > moved[1]
 
 
+@pytest.mark.thorough
 def test_prefetching_by_what_often_follows_is_slower_than_on_demand_below_a_budget() -> None:
     """Fate (arXiv:2502.12224): EAP is slower than on demand where its cache keeps too little.
 

@@ -35,6 +35,7 @@ def mean_stay_s(rate_per_s: float, service_s: float, together: int = 1) -> float
     return stay / REQUESTS / NS_PER_S
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_server_with_equal_services_keeps_its_queue_as_long_as_theory_says(load: float) -> None:
     """M/D/1 (Pollaczek and Khinchine): wait = load * service / (2 (1 - load)).

@@ -306,6 +306,7 @@ def test_of_every_system_something_is_said() -> None:
     assert sorted(CLAIMS) == SYSTEMS
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "system",
     [pytest.param(name, marks=() if name in USUAL else pytest.mark.thorough) for name in SYSTEMS],
@@ -332,6 +333,7 @@ PROMPTS = {
 """What each system does with prompts, as its file says with its source."""
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", PROMPTS)
 def test_a_system_prefetches_in_prompts_or_the_run_says_why_not(system: str) -> None:
     ran = run_of(f"system={system}")

@@ -34,6 +34,7 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
 
 
 # Contracts: C21, C38
+@pytest.mark.alike
 @BOTH_TIES
 def test_after_every_call_tiers_hold_what_their_policies_were_told_and_no_more_than_they_have_room_for(
     ties: bool,
@@ -425,6 +426,7 @@ def misled(scenario: Scenario) -> Scenario:
     return replace(scenario, experts=unknown + 1, steps=steps, requests=requests, pools=pools)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", [*FEATURES, "mixture"])
 def test_a_run_is_the_same_again(name: str) -> None:
     """The scenario is built again, too: what runs share must keep no state."""

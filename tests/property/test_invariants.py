@@ -168,6 +168,7 @@ def is_counted(one: Done) -> bool:
 
 
 # Contracts: C117
+@pytest.mark.alike
 @BOTH_TIES
 def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
     """With one precision there is one size.
@@ -279,6 +280,7 @@ def built(
     return one, execute(one)
 
 
+@pytest.mark.alike
 def test_no_built_run_beats_its_lower_bound(built: tuple[Run, Result]) -> None:
     one, result = built
     bounds = lower_bounds(one.workload, one.durations, one.controller)

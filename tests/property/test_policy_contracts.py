@@ -209,6 +209,7 @@ def test_a_cache_that_every_gate_only_reads_keeps_the_contract_too(history: list
     cache_contract(lambda: LargeGatesOnlyRead(LRU(), up_to_rows=0), history)
 
 
+@pytest.mark.alike
 @settings(max_examples=25, deadline=None)
 @given(history=st.lists(visits(), min_size=1, max_size=8))
 @each("cache", "ram_cache")

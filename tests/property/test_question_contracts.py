@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ from sim.workload.steps import StepGate, Workload
 SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
 
 
+@pytest.mark.alike
 @settings(max_examples=60, deadline=None)
 @given(
     scores=st.lists(SCORES, max_size=6),
@@ -145,6 +147,7 @@ def told(predictor: Any, gate: StepGate) -> list[Told]:
 
 
 # Contracts: C29
+@pytest.mark.alike
 @each("predictor")
 def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
     make_policy: Make,

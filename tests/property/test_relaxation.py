@@ -126,6 +126,7 @@ def bound_ns(instance: Instance) -> tuple[int, int]:
 
 
 # Contracts: C115
+@pytest.mark.alike
 @pytest.mark.parametrize("instance", [*ONE_SIZE, *TWO_SIZES], ids=str)
 def test_the_bound_is_below_the_best_schedule_there_is(instance: Instance) -> None:
     relaxed, simple = bound_ns(instance)
@@ -253,6 +254,7 @@ def bounded(scenario: Scenario) -> tuple[Bounds, int]:
     return seen[0], seen[1].makespan_ns - first
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_no_run_of_any_feature_is_below_its_bound(
     ties: bool, monkeypatch: pytest.MonkeyPatch
@@ -319,6 +321,7 @@ USUAL = ("hobbit", "fate", "oracle", "moe_infinity", "deepspeed_mii")
 ALL = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "system",
     [name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in ALL],

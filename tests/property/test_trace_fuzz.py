@@ -206,6 +206,7 @@ def test_forged_bytes_are_refused_or_keep_the_rules(whole: Path, copy: Path) -> 
     assert refused > 100
 
 
+@pytest.mark.thorough
 @FUZZ
 @given(data=st.data(), value=JSON)
 def test_mutated_headers_are_refused_or_keep_the_rules(

@@ -287,6 +287,7 @@ CASES = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("overrides", "message"), CASES.values(), ids=CASES)
 def test_what_cannot_run_is_refused_with_its_values_and_the_way_out(
     configure: Configure, small_trace: Path, overrides: str, message: str
@@ -391,6 +392,7 @@ COMBINATIONS = {
 
 
 # Contracts: C142
+@pytest.mark.alike
 @pytest.mark.parametrize(("overrides", "message"), COMBINATIONS.values(), ids=COMBINATIONS)
 def test_what_does_not_go_together_is_refused_by_name(
     configure: Configure, small_trace: Path, overrides: str, message: str
@@ -428,6 +430,7 @@ def harmed(trace: Path, place: Path, harm: str) -> Path:
 # ---- the program
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("case", ["no number", "a pool too small for one token", "another shape"])
 def test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(
     tmp_path: Path, small_trace: Path, case: str
@@ -458,12 +461,14 @@ def test_the_program_refuses_what_a_policy_cannot_work_with_before_the_run(
     )
 
 
+@pytest.mark.thorough
 def test_the_program_refuses_a_harmed_trace_likewise(tmp_path: Path, small_trace: Path) -> None:
     place, folder = harmed(small_trace, tmp_path / "trace", "truncated"), tmp_path / "empty"
     folder.mkdir()
     assert "routes.parquet: sha256" in refused(folder, *SMALL, f"trace.path={place}")
 
 
+@pytest.mark.thorough
 def test_a_refusal_leaves_no_dated_folder_of_hydras(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sim", "budget.resident_share=2"],
@@ -495,6 +500,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.thorough
 def test_runs_are_not_mixed_in_one_folder(tmp_path: Path, small_trace: Path) -> None:
     words = (*SMALL, f"trace.path={small_trace}", "budget.resident_share=0.7", "output_dir=mine")
     assert sim(tmp_path, *words).returncode == 0
@@ -522,6 +528,7 @@ def test_a_key_that_there_is_not_is_refused_with_those_that_are(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_the_same_words_without_a_mistake_run(tmp_path: Path, small_trace: Path) -> None:
     """The refusals above are not refusals of everything."""
     done = sim(

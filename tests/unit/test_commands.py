@@ -38,6 +38,7 @@ def test_a_command_gives_its_words_on_and_leaves_with_its_status(path: Path) -> 
         assert last == CALLS[0]
 
 
+@pytest.mark.thorough
 def test_folders_are_printed_as_they_are_named() -> None:
     """Rich takes ``[x]`` in what it prints for markup, and leaves it out."""
     wrong = [
@@ -54,6 +55,7 @@ def test_folders_are_printed_as_they_are_named() -> None:
     assert wrong == []
 
 
+@pytest.mark.thorough
 def test_tables_are_read_from_folders_as_they_are_named() -> None:
     """Polars takes ``[x]`` in a path for a pattern, and finds no file."""
     wrong = [

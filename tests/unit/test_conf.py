@@ -103,6 +103,7 @@ def chosen_beside(group: str, name: str) -> list[str]:
     ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=map("/".join, OPTIONS))
 def test_every_option_composes_with_the_rest(configure: Configure, group: str, name: str) -> None:
     cfg = configure(*chosen_beside(group, name))
@@ -154,6 +155,7 @@ def system_of(configure: Configure, system: str, *words: str) -> DictConfig:
 # ---- systems
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_builds_on_the_bundled_trace(
     configure: Configure, bundled_trace: Trace, system: str
@@ -214,6 +216,7 @@ PAIRS = sorted(
 )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("system", "swap"),
     usual(PAIRS, [pair for at, pair in enumerate(PAIRS) if pair[0] == "lru" or at % 3 == 0]),
@@ -309,6 +312,7 @@ def test_the_systems_that_are_there_are_those_that_are_documented() -> None:
     assert set(SYSTEMS) >= DOCUMENTED
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", usual(SYSTEMS, ["lru", "hobbit", "fate", "floe", "edgemoe"]))
 def test_a_swap_on_the_command_line_wins_over_the_system(configure: Configure, system: str) -> None:
     cfg = configure(f"system={system}", "cache=lfu", "precision=int8", "predictor=none")
@@ -320,6 +324,7 @@ def test_a_swap_on_the_command_line_wins_over_the_system(configure: Configure, s
     )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("machine", [name for group, name in OPTIONS if group == "hardware"])
 def test_every_machine_runs_a_system_that_fits_it(
     configure: Configure, bundled_trace: Trace, machine: str

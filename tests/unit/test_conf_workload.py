@@ -81,6 +81,7 @@ def test_every_system_meets_the_same_arrivals(configure: Configure, bundled_trac
 
 
 # Contracts: C142
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("words", "message"),
     [

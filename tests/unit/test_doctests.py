@@ -32,6 +32,7 @@ def test_the_examples_of_a_module_hold(name: str) -> None:
     assert not results.failed
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_hold(page: Path) -> None:
     results = doctest.testfile(str(page), module_relative=False, optionflags=OPTIONS)

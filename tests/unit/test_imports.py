@@ -164,6 +164,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("statement", "never"),
     [

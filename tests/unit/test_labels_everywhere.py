@@ -534,6 +534,7 @@ EMPTY = {"sim.ask", "sim.demo", "sim.export", "sim.frontier", "sim.pareto", "sim
 """Asked to empty a folder that has something in it (overwrite=yes)."""
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in PRINTERS],

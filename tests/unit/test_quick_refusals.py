@@ -26,6 +26,7 @@ print(json.dumps([status, [*sys.modules]]))
 """
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("line", "told"), LATER.items(), ids=list(LATER))
 def test_a_wrong_input_is_refused_before_anything_slow(
     line: str, told: str, tmp_path: Path

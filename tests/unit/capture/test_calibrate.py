@@ -78,6 +78,7 @@ def test_calibration_is_deterministic():
     assert calibrate(STACK, Walk(), targets) == calibrate(STACK, Walk(), targets)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("name", "reading"), usual(FITS, FITS[::4]), ids=map("-".join, FITS))
 def test_a_stored_fit_shows_its_table_again_on_other_seeds(name, reading):
     preset = load_preset(name)

@@ -175,6 +175,7 @@ def test_the_same_capture_twice_is_the_same_trace(
     assert first.files == again.files
 
 
+@pytest.mark.thorough
 def test_weights_are_exact_unless_a_step_is_asked_for(
     trace: Trace, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

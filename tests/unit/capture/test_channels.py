@@ -36,6 +36,7 @@ def test_counts_of_one_expert_by_hand() -> None:
     assert active.tolist() == [[0, 0], [2, 1]]
 
 
+@pytest.mark.thorough
 def test_what_comes_with_the_project_is_what_the_command_makes(tmp_path: Path) -> None:
     assert main([f"model={MODEL}", "trace=tiny_mixtral", f"output_dir={tmp_path}"]) == 0
     made, shipped = read_artefact(tmp_path / "channels.json"), read_artefact(SHIPPED)

@@ -98,6 +98,7 @@ def test_a_row_holds_within_its_threshold_and_better_than_the_baseline(row, hold
     assert row.holds == holds
 
 
+@pytest.mark.thorough
 def test_speeds_are_those_of_the_systems_on_the_eval_half(trace):
     found = speeds(cut(trace, [0, 1], 20), {"lru": ["system=lru"], "oracle": ["system=oracle"]})
     assert set(found) == {(share, name) for share in (0.25, 0.5) for name in ("lru", "oracle")}

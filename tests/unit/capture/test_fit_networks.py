@@ -103,6 +103,7 @@ def test_the_command_trains_on_the_fit_split_and_says_how(
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), "the same networks"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -115,6 +115,7 @@ def test_random_routing_is_noted_with_its_figure_and_chance(clean: Trace, seed: 
     assert 4.5 < float(finding.text.partition("%")[0]) < 6.5
 
 
+@pytest.mark.thorough
 def test_popular_experts_or_reuse_alone_are_no_random_routing_nor_are_too_few_tokens() -> None:
     for skew, persistence in ((1.0, 0.0), (0.0, 0.3)):
         trace = synthesize(

@@ -78,6 +78,7 @@ def test_a_checkpoint_is_the_recipes_architecture_in_float16_and_weighs_what_it_
         assert (there.router_weight - here.router_weight).abs().max() > 0.01
 
 
+@pytest.mark.alike
 @every_model
 def test_a_checkpoint_loads_by_transformers_automatic_classes_and_writes_text(name: str) -> None:
     model = AUTO_CLASSES[name].from_pretrained(ASSETS / name, dtype=torch.float32).eval()

@@ -119,6 +119,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(name: str, tmp_path: P
     assert resumed.losses == straight.losses
 
 
+@pytest.mark.alike
 @every_recipe
 def test_a_run_learns(name: str, tmp_path: Path) -> None:
     stream = tiny_stream()

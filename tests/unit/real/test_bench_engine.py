@@ -15,6 +15,7 @@ from real.cuda.bare_loop import BareLoop
 from sim.machine.model import Model
 
 
+@pytest.mark.thorough
 def test_both_are_measured_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["device=host", "size=tiny", "tokens=2", f"store_dir={tmp_path}"]
     assert main(words) == 0

@@ -80,6 +80,7 @@ def test_a_kept_time_is_what_the_machines_file_gives_today(system: str, share: f
     assert found["labels"]["machine"].startswith(f"{MEASURED}: tokens/s are within")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not DATA.exists(), reason="what the H100 left is not here")
 def test_the_machine_of_the_catalogue_is_what_its_data_make(tmp_path: Path) -> None:
     facts, params = calibrating_facts(DATA, calibrating_runs(DATA))

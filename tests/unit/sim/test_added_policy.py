@@ -67,6 +67,7 @@ def counted(trace: Trace) -> Any:
     return counts
 
 
+@pytest.mark.thorough
 def test_what_it_learns_is_what_the_fit_sequences_have_counted_one_by_one(
     folder: Path, bundled_trace: Trace
 ) -> None:
@@ -115,6 +116,7 @@ def test_it_prefetches_what_followed_most_often(folder: Path, bundled_trace: Tra
     assert found <= forecast < set(product(range(2, SITES), range(EXPERTS)))
 
 
+@pytest.mark.thorough
 def test_a_study_takes_it_from_the_same_folder(folder: Path) -> None:
     """In worker processes of its own."""
     (folder / "study.yaml").write_text(
@@ -128,6 +130,7 @@ def test_a_study_takes_it_from_the_same_folder(folder: Path) -> None:
     assert "1 done" in told, told
 
 
+@pytest.mark.thorough
 def test_a_run_on_what_it_was_fitted_on_is_refused(folder: Path) -> None:
     with pytest.raises(AssertionError, match="the predictor was fitted on 1 of the seq"):
         command(

@@ -109,6 +109,7 @@ def seen(
     return witnessed(tmp_path_factory.mktemp("run"), configure, *words)
 
 
+@pytest.mark.alike
 def test_every_eviction_is_told_with_its_gate_and_for_whom(seen: Witnessed) -> None:
     assert seen.evictions
     told = [
@@ -120,6 +121,7 @@ def test_every_eviction_is_told_with_its_gate_and_for_whom(seen: Witnessed) -> N
     assert told == sorted(seen.evictions, key=lambda each: each[0])
 
 
+@pytest.mark.alike
 def test_a_key_is_told_to_be_there_where_a_lookup_found_it_and_only_there(seen: Witnessed) -> None:
     """Only each 7th lookup is checked, to save time."""
     rows = seen.log.lookups.filter(pl.col("key") >= 0)
@@ -210,6 +212,7 @@ def test_every_outcome_of_a_run_has_a_story(seen: Witnessed, bundled_trace: Trac
             assert told[-1].startswith(("No prefetch was queued", "A prefetch was queued"))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [("skip", ("system=adapmoe", "precision.quantile=0.7")), ("reroute", ("system=sida",))],

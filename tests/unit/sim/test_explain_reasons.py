@@ -354,6 +354,7 @@ ONE_MORE = (
 )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "story",
     [

@@ -168,6 +168,7 @@ def with_json(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 
 # Contracts: C110
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -347,6 +348,7 @@ def test_the_command_writes_what_a_run_then_takes(
     assert predictor.key == "first"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -44,6 +44,7 @@ def test_a_multirun_compares_the_decode_times_of_its_runs(tmp_path: Path) -> Non
 
 
 # Contracts: C132
+@pytest.mark.thorough
 def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path: Path) -> None:
     done = many(tmp_path, *SMALL, "budget.resident_share=0.01,0.25,2,0.5")
     assert done.returncode == 3
@@ -86,6 +87,7 @@ runpy.run_module("sim", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.thorough
 def test_a_multirun_that_is_stopped_in_its_first_run_leaves_nothing(tmp_path: Path) -> None:
     words = ["-m", "system=lru,hobbit", "trace.max_sequences=1", "outputs=summary"]
     done = subprocess.run(

@@ -216,6 +216,7 @@ def test_run_writes_what_python_m_sim_writes_and_compare_its_exit_status(tmp_pat
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_the_workers_of_a_study_start_under_the_console_script(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
         "question: do workers start?\n"

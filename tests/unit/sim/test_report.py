@@ -122,6 +122,7 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
     assert np.ptp(found[1]) == pytest.approx(one)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "words",
     [
@@ -206,6 +207,7 @@ def test_a_cell_without_a_value_is_a_dash_and_a_text_is_escaped() -> None:
 
 
 # Contracts: C136
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "words",
     [

@@ -31,6 +31,7 @@ def test_screening_shows_how_many_machines_are_done(
         assert [line for line in told if line.startswith(f"{what}: 2 of 2 after ")], told
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "words",
     [
@@ -55,6 +56,7 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
             assert {part: row[f"{name}.{part}"] for part in summary[name]} == summary[name], name
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -47,6 +47,7 @@ def rows_with(dataset: Path, *words: str) -> list[Row]:
     return read_rows(dataset, words)
 
 
+@pytest.mark.thorough
 def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dataset: Path) -> None:
     found = versus(read_rows(dataset), "lru cache=lru")
     # hobbit's default share is a half. lru alone has a cell on another split, and one on another

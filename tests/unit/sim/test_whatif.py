@@ -150,6 +150,7 @@ def kv(*words: str, values: tuple[float, ...]) -> whatif.Answer:
 
 
 # Contracts: C152, C153
+@pytest.mark.thorough
 def test_what_a_context_takes_is_taken_from_slots_and_fewer_bits_give_some_back() -> None:
     found = kv(values=(4096, 131072))
     rows = {(row.value, row.series): row for row in found.rows}
@@ -171,6 +172,7 @@ def test_what_a_context_takes_is_taken_from_slots_and_fewer_bits_give_some_back(
 
 
 # Contracts: C153
+@pytest.mark.thorough
 def test_a_context_that_fits_at_fewer_bits_only_is_told_and_the_fill_is_where_memory_ends() -> None:
     found = kv(values=(4096, 400_000))
     assert [row.series for row in found.rows if row.value == 400_000] == [
@@ -197,6 +199,7 @@ def test_a_context_that_fits_at_fewer_bits_only_is_told_and_the_fill_is_where_me
 
 
 # Contracts: C153
+@pytest.mark.thorough
 def test_a_budget_that_is_given_stays_and_context_costs_time_alone() -> None:
     found = kv("budget.resident_share=0.25", values=(4096, 65536))
     assert len({row.slots_a_layer for row in found.rows}) == 1
@@ -238,6 +241,7 @@ def test_an_answer_is_a_table_a_figure_and_the_same_words(
     assert "TRANSPLANTED" in (tmp_path / "a" / "figure.svg").read_text()
 
 
+@pytest.mark.thorough
 def test_an_interrupted_asking_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,6 +272,7 @@ def test_an_interrupted_asking_goes_on_where_it_was(
     assert main(words) == 2, "an answer is not written over"
 
 
+@pytest.mark.thorough
 def test_an_older_answer_stays_until_there_is_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

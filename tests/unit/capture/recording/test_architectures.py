@@ -99,6 +99,7 @@ def test_most_of_the_table_is_available() -> None:
     assert len(AVAILABLE) >= 40
 
 
+@pytest.mark.alike
 def test_the_hooked_run_is_bitwise_the_unhooked_run(recorded: Recorded) -> None:
     one, other = recorded.plain, recorded.hooked
     if not recorded.model.can_generate():
@@ -151,6 +152,7 @@ def test_every_row_has_a_choice_at_each_site_that_it_visits_and_no_other(
             assert np.isnan(rows.logits[away, site]).all()
 
 
+@pytest.mark.alike
 def test_an_independent_rule_reproduces_every_selection_and_weight(recorded: Recorded) -> None:
     for layer, fit in zip(recorded.layers, recorded.fits(), strict=True):
         assert fit.match == 1.0, f"{layer.name}: {fit}"
@@ -161,6 +163,7 @@ def test_an_independent_rule_reproduces_every_selection_and_weight(recorded: Rec
         assert (fit.rule is None) == fit.by_token
 
 
+@pytest.mark.alike
 def test_the_rule_is_the_one_that_the_architecture_states(recorded: Recorded) -> None:
     """The rules are written by hand, from papers and configurations.
 

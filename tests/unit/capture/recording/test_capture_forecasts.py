@@ -84,6 +84,7 @@ def agree(one: Ahead, other: Ahead) -> None:
     assert moved <= 0.01 * total
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("family", "words"),
     [

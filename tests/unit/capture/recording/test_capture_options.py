@@ -183,6 +183,7 @@ def test_attention_and_gate_norms_are_told_apart() -> None:
         assert torch.equal(attention, layer.owner.input_layernorm.weight)
 
 
+@pytest.mark.thorough
 def test_gate_inputs_in_half_precision_of_a_share_of_the_rows(
     mixtral: Path, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ class Tower(nn.Module):
         return self.committee(self.words(input_ids))
 
 
+@pytest.mark.thorough
 def test_hooks_added_after_compiling_are_an_error() -> None:
     tower, tokens = Tower(), torch.tensor([[4, 5, 6]])
     with torch.no_grad(), RouterHooks(discover(tower)) as hooks:

@@ -71,6 +71,7 @@ def test_activations_of_the_bundled_trace_are_as_sparse_as_they_were_fitted(bund
     assert table.filter(sparsity=0.5)["gaussian"][0] == pytest.approx(0.6745 / 1.6449, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_what_a_trace_cannot_serve_says_why(bundled: Trace) -> None:
     bare = replace(
         bundled,

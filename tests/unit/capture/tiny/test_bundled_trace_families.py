@@ -112,6 +112,7 @@ def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_m
 SEQUENCES = 1
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("system", "name"),
     usual(

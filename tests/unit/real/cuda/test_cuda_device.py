@@ -231,6 +231,7 @@ def replay(run: Prepared) -> tuple[Record, list[int]]:
     return record, seen
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "system", ["lru", "mixtral_offloading"]
 )  # lossless: decisions depend on times
@@ -246,6 +247,7 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -299,6 +301,7 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     assert not device.slots.pools, "the slots are given back when the run has ended"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 # Contracts: C122, C127
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -142,6 +143,7 @@ LOADER_KINDS = (
 USUAL = ("system=mixtral_offloading", "system=moe_infinity", "system=promoe")
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "overrides",
     [

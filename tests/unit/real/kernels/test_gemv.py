@@ -51,6 +51,7 @@ def test_a_vector_through_matrices_in_slots(
     check(shape, bits, torch.float32, device, TILE)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("shape", "bits", "dtype"),
     usual(
@@ -92,6 +93,7 @@ def test_what_lies_behind_the_list_of_slots_is_not_read(
 PARTS = [RowTile(16, 64, 1, 5), RowTile(16, 128, 1, 1, 3), RowTile(16, 64, 1, 2, 3)]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("tile", "integers"),
     usual(list(product(PARTS, [False, True])), [*zip(PARTS, [True, False, True], strict=True)]),
@@ -159,6 +161,7 @@ def test_groups_far_from_zero_lose_only_what_their_zeros_do(bits: int, device: s
     error("far from zero", got, (exact(matrices, 2) @ x_K.double())[None], 1e-4)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [16, 8, 4, 2])
 def test_the_tiles_that_a_gpu_gets(bits: int, device: str) -> None:
     check((5, 768, 64), bits, torch.bfloat16, device, None)
@@ -180,6 +183,7 @@ def gated_of(matrices: SlotMatrices, x_1K: Tensor) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize(
     "shape", [(2, 1, 64), (26, 131, 32), (132, 257, 64), (50, 48, 16)], ids=str

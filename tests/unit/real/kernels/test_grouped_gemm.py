@@ -47,6 +47,7 @@ def check(
     error(f"{bits} bits of {shape}", got, want)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("shape", "bits"), each_once([(1, 1, 64), (13, 131, 32), (70, 65, 200)], [8, 4, 2, 16]), ids=str
 )
@@ -56,6 +57,7 @@ def test_the_rows_of_each_expert_meet_its_own_matrix(
     check(shape, bits, torch.float32, device, dtype=torch.float32 if bits == 16 else torch.float16)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("bits", "dtype"), each_once([8, 4, 2, 16], [torch.bfloat16, torch.float16]), ids=str
 )
@@ -72,6 +74,7 @@ def test_the_tiles_that_a_gpu_gets(device: str) -> None:
     check((72, 200, 32), 4, torch.bfloat16, device, None)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("bits", "parts"), each_once([8, 4, 2, 16], [2, 3]))
 def test_columns_in_parts_and_scales_in_pairs(bits: int, parts: int, device: str) -> None:
     """Four groups: parts of two take their scales as words, parts of one or two one by one."""
@@ -97,6 +100,7 @@ def expert_in_slots(
     return first, down
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", [(64, 96), (37, 50)], ids=str)
 def test_whole_experts_of_few_rows(shape: tuple[int, int], bits: int, device: str) -> None:
@@ -114,6 +118,7 @@ def test_whole_experts_of_few_rows(shape: tuple[int, int], bits: int, device: st
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("bits", "is_gated", "dtype"),
     usual(

@@ -39,6 +39,7 @@ def wanted(x_H: Tensor, v_JI: Tensor, pairs: Tensor, threshold_J: Tensor) -> Ten
     return torch.stack(rows)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_masked(shape: tuple[int, int], share: float, device: str) -> None:
@@ -51,6 +52,7 @@ def test_masked(shape: tuple[int, int], share: float, device: str) -> None:
         assert not bool(got.any()), "nothing is kept, so nothing may come out"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_tiles_that_a_gpu_gets(dtype: torch.dtype, device: str) -> None:
     x_H, v_JI, pairs, threshold_J = made(40, 50, 0.2, dtype)
@@ -74,6 +76,7 @@ def gathered(
     return v_JC, rows.to(pairs.dtype), SLOTS, count_J
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
@@ -84,6 +87,7 @@ def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
     error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_listed(shape: tuple[int, int], share: float, device: str) -> None:

@@ -90,6 +90,7 @@ def driven(prepared: Prepared) -> tuple[LiveDriver, Any]:
     return driver, driver.drive()
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [

@@ -260,6 +260,7 @@ def test_a_group_of_equal_lengths_has_the_bits_of_the_unpatched_model_on_the_sam
     assert all(torch.equal(one, other) for one, other in zip(driver.logits, expected, strict=True))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [

@@ -38,6 +38,7 @@ def test_a_relative_change_from_nothing_is_no_number() -> None:
     assert (found.low, found.high) == (None, None)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("sequences", [4, 8, 32])
 def test_intervals_of_changes_cover_the_truth(relative: bool, sequences: int) -> None:

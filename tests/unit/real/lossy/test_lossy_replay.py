@@ -140,6 +140,7 @@ def test_reading_step_by_step_finds_what_one_pass_finds(
 
 
 # Contracts: C129
+@pytest.mark.alike
 @pytest.mark.parametrize("loop", ["open", "closed"])
 def test_a_lossless_system_changes_exactly_nothing(
     loop: str, subject: Subject, reference: Reference
@@ -159,6 +160,7 @@ def test_a_lossless_system_changes_exactly_nothing(
     assert replayed.result.frames.lookups.equals(alone.frames.lookups)
 
 
+@pytest.mark.thorough
 def test_a_lossy_system_in_the_loop_changes_gates_and_logits(
     reference: Reference, lossy: tuple[Run, Replayed], subject: Subject
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_fitted_share_is_what_a_prompts_fewest_get(bundled_trace: Trace, tmp_p
     assert build(cfg, name, bundled_trace).controller.selector.low_share == 0.5  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_fates_share_is_fitted_on_fit_sequences_and_within_the_loss(
     tmp_path: Path, capsys: Any
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_cannot_be_swapped_is_refused_by_name(name: str) -> None:
     assert type(discover(model)[0].experts).__name__ in str(refused.value)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", BUNDLED)
 def test_leaving_the_block_restores_the_model_exactly(name: str) -> None:
     model = _eager(load_model(ASSETS / name))

@@ -130,6 +130,7 @@ def context(folder: Path, device: str = "host", seconds: float = 60.0) -> Contex
     return Context(device, "tiny", folder, Deadline(seconds))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rehearsal_of_any_size_replays_what_a_gpu_does_stand_ins_for_experts(size: str) -> None:
     """A stand-in's code is another than a bundled model's. Only numbers may differ."""

@@ -82,6 +82,7 @@ def test_replays_that_took_what_was_predicted_hold_every_line(
     assert (tmp_path / "hardware" / f"{NAME}.yaml").is_file()
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("control", ["rates=1.1", "rates=0.9", "contention=off"])
 def test_a_machine_that_is_wrong_misses(
     control: str, data: Path, capsys: pytest.CaptureFixture[str]
@@ -90,6 +91,7 @@ def test_a_machine_that_is_wrong_misses(
     assert "MISSED" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_systems_of_calibrating_runs_are_fitted_and_not_scored(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

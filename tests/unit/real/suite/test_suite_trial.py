@@ -74,6 +74,7 @@ def test_a_machine_without_any_package_is_told_of_each(unpacked: Path) -> None:
     assert "without one: where they are installed, python -m real.suite pack" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_module_that_a_piece_imports_inside_a_function_is_tried_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ HOST = (
 WORDS = ("device=null", "trace.max_sequences=1", *HOST)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", ["lru", "hobbit", "fiddler"])
 def test_on_the_null_device_nominal_times_and_the_hosts_come_back(system: str) -> None:
     request = request_of(WORDS, system, 0.5)
@@ -55,6 +56,7 @@ def test_on_the_null_device_nominal_times_and_the_hosts_come_back(system: str) -
             assert nominal == taken, kind
 
 
+@pytest.mark.thorough
 def test_a_prediction_from_another_systems_run_on_the_null_device_is_exact() -> None:
     from real.setup.prepare import prepare_replay
 
@@ -65,6 +67,7 @@ def test_a_prediction_from_another_systems_run_on_the_null_device_is_exact() -> 
     assert predicted.step_end_ns == measure_run(request, 0.5, "hobbit").recording.record.step_end_ns
 
 
+@pytest.mark.thorough
 def test_twice_as_slow_a_machine_is_learnt_as_one() -> None:
     """The same run on links and compute of half the speed.
 

@@ -95,6 +95,7 @@ def test_a_prediction_that_is_off_shows_as_its_error(
     assert all(case["error"] > 0.2 for case in found["cases"])
 
 
+@pytest.mark.thorough
 def test_a_simulator_that_decides_otherwise_is_told_with_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

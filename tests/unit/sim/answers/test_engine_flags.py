@@ -39,6 +39,7 @@ def whole_layers(run: Run) -> list[int]:
 
 
 # Contracts: C154
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("flags", "layers"),
     [
@@ -151,6 +152,7 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         assert read_flags(flags.line()) == flags
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -99,6 +99,7 @@ def test_columns_that_lanes_need_are_asked_for(
         parse_request([*WORDS, *words])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not FOLDER.exists(), reason="the published phone trace is not here")
 def test_the_phones_machine_file_has_what_its_log_tells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -238,6 +238,7 @@ def test_what_is_found_for_two_gpus_is_within_five_percent_of_every_set_of_layer
 
 
 # Contracts: C155
+@pytest.mark.thorough
 def test_the_layer_that_a_cache_serves_worst_stays_whole(three: tuple[str, ...]) -> None:
     """6 GiB hold a layer and a cache. --n-cpu-moe 2 keeps the last layer, pins keep the middle one."""
     given = (*three, "hardware.memory_gib=6", "hardware.cpu.memory_gb_per_s=2")
@@ -253,6 +254,7 @@ def test_the_layer_that_a_cache_serves_worst_stays_whole(three: tuple[str, ...])
 
 
 # Contracts: C145 C155
+@pytest.mark.thorough
 def test_a_cache_takes_all_that_the_fuller_gpu_leaves_and_a_mib_more_does_not_fit() -> None:
     given = (*GIVEN, *UNEQUAL)
     search = Search(Flags(4096), given, simulate)
@@ -267,6 +269,7 @@ def test_a_cache_takes_all_that_the_fuller_gpu_leaves_and_a_mib_more_does_not_fi
 
 
 # Contracts: C155
+@pytest.mark.thorough
 def test_layers_go_to_the_cpu_by_turns_of_gpus_or_by_fewest_misses() -> None:
     search = Search(Flags(4096), GIVEN, simulate)
     search.split = (12.0, 5.0)

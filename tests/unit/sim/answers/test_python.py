@@ -45,6 +45,7 @@ def texts_of(figure: Any) -> str:
 # ---- a run
 
 
+@pytest.mark.thorough
 def test_a_run_writes_byte_for_byte_what_the_command_writes(tmp_path: Path) -> None:
     words = ["trace.max_sequences=1", "workload.decode_tokens=4"]
     subprocess.run(
@@ -71,6 +72,7 @@ def test_a_run_writes_byte_for_byte_what_the_command_writes(tmp_path: Path) -> N
             assert ours == theirs, name
 
 
+@pytest.mark.thorough
 def test_a_run_shows_itself_as_the_sentence_that_carries_its_labels(
     runs: dict[str, SimulatedRun],
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_run_shows_itself_as_the_sentence_that_carries_its_labels(
     assert runs["lru"].labels.lossy is None
 
 
+@pytest.mark.thorough
 def test_a_synthetic_trace_is_told_of_wherever_the_run_is_shown(tmp_path: Path) -> None:
     place = shutil.copytree(ASSETS / "traces" / "tiny_mixtral", tmp_path / "made_up")
     header = json.loads((place / "header.json").read_text(encoding="utf-8"))
@@ -226,6 +229,7 @@ def test_runs_of_other_conditions_are_refused_with_both_values(
 # ---- names
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("first", ["pass", "import sim.compare"])
 def test_sim_itself_has_run_and_compare_whatever_was_imported_before(first: str) -> None:
     code = (

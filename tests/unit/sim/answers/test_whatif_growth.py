@@ -45,6 +45,7 @@ def kv(*words: str, values: tuple[float, ...]) -> Answer:
 
 
 # Contracts: C153, C176
+@pytest.mark.thorough
 def test_what_is_allocated_once_has_the_slots_of_the_last_context_at_each() -> None:
     """The slow run is made here by its own words, and both ways end alike."""
     found = kv(values=(4096, 131072))
@@ -70,11 +71,13 @@ def run_of(*words: str) -> Trial:
 
 
 # Contracts: C176
+@pytest.mark.thorough
 def test_a_precision_that_does_not_hold_the_last_context_is_left_out() -> None:
     assert [one.series for one in kv(values=(4096, 400_000)).growth] == ["4.5 bits", "8.5 bits"]
 
 
 # Contracts: C176
+@pytest.mark.thorough
 def test_with_a_budget_of_ones_own_or_one_context_nothing_grows() -> None:
     assert not kv("budget.resident_share=0.25", values=(4096, 65536)).growth
     assert not kv(values=(4096,)).growth

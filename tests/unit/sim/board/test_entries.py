@@ -17,6 +17,7 @@ from sim.study.cells import plan_cells
 from sim.study.plan import make_plan
 
 
+@pytest.mark.thorough
 def test_only_the_same_bytes_and_machine_stand_on_one_board() -> None:
     boards, left = small()
     caches = {"lru", "fifo", "belady"}

@@ -244,6 +244,7 @@ def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end
 
 
 # Contracts: C119
+@pytest.mark.alike
 @BOTH_TIES
 @pytest.mark.parametrize("name", [*SIMULATED, "mixture"])
 def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool) -> None:
@@ -279,6 +280,7 @@ def test_the_features_have_what_costs_them_events(ties: bool) -> None:
     assert sum(ran.is_exact for ran in runs) > 20
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "system", ["load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle"]
 )

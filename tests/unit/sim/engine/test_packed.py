@@ -16,6 +16,7 @@ from sim.setup.configure import configure
 from sim.values.record import Record
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", ["hobbit", "moe_infinity", "fiddler"])
 def test_a_packed_run_has_the_rows_of_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch, system: str

@@ -291,6 +291,7 @@ def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
 # The files
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_machine_is_named_as_its_file_and_says_where_its_figures_come_from(name: str) -> None:
     hardware = loaded(name)

@@ -29,6 +29,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", ["hobbit", "fate", "oracle"])
 def test_a_run_of_shared_steps_is_a_run_of_its_own(configure: Configure, system: str) -> None:
     shared = Shared()

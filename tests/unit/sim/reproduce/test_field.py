@@ -34,6 +34,7 @@ def test_every_published_run_names_its_source_and_its_machine() -> None:
     assert fitted <= {(one.name, card[one]) for one in found if not one.fitted_on}
 
 
+@pytest.mark.thorough
 def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
     """What a copy costs beside its bytes is the same in every row that is fitted on one."""
     found, of_loads = published(), set[bool]()

@@ -13,6 +13,7 @@ from sim.reproduce.verdicts import verdict_of
 GIB = 2**30
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_identity_is_met_or_is_the_misprint_it_is_known_for(name: str) -> None:
     paper = load_paper(name)

@@ -92,6 +92,7 @@ def recorded() -> PhoneRun:
     return read_run(FOLDER)
 
 
+@pytest.mark.alike
 @with_log
 @pytest.mark.parametrize(
     ("name", "most", "most_signed"),

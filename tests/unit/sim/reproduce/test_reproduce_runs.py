@@ -45,6 +45,7 @@ def small(name: str) -> Paper:
     return replace(paper, traces=traces)
 
 
+@pytest.mark.thorough
 def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_path: Path) -> None:
     """Every expert is loaded: 2 x 352 MB at 32 GB/s take 22.02 ms, beside a layer's 3 ms.
 
@@ -84,6 +85,7 @@ def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_
     )
 
 
+@pytest.mark.thorough
 def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why(
     tmp_path: Path,
 ) -> None:
@@ -105,6 +107,7 @@ def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why
     assert "resident_share" in failed.failures["default"]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_experiments_words_make_runs_whose_parts_are_accepted(name: str) -> None:
     paper = load_paper(name)

@@ -104,6 +104,7 @@ def test_a_run_quotes_its_machine_and_adds_its_error(folder: Any) -> None:
     assert f"; with the machine's error {low:.3g} to {high:.3g})" in answer(summary)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("word", "is_known"),
     [
@@ -130,6 +131,7 @@ def test_one_sequence_has_the_quote_and_no_interval(folder: Any) -> None:
     assert "machine's error" not in answer(summary)
 
 
+@pytest.mark.thorough
 def test_the_audit_computes_both_intervals_again_and_finds_a_wrong_one(
     folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

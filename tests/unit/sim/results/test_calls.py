@@ -281,6 +281,7 @@ def test_a_fresh_controller_gives_the_same_answers(build: Callable[[], Scenario]
     assert repeat(record(build()), build()) is None
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_a_fresh_controller_gives_the_same_answers_whatever_the_features(ties: bool) -> None:
     """Where requests arrive over time, the steps are asked for at the recorded times."""

@@ -23,6 +23,7 @@ def test_three_gates_by_hand() -> None:
     }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("workload", ["sequential", "continuous_4"])
 def test_columns_of_the_workload_count_what_asking_at_each_gate_counts(
     workload: str, monkeypatch: pytest.MonkeyPatch

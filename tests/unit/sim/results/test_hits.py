@@ -92,6 +92,7 @@ def decode_of(
     return result.frames, result.summary, result.frames.lookups.filter(pl.col("phase") == "decode")
 
 
+@pytest.mark.thorough
 def test_which_needs_count_does_not_depend_on_what_the_cache_holds(
     configure: Configure, bundled_trace: Trace
 ) -> None:

@@ -21,6 +21,7 @@ COUNTS = (4, 6, 8, 16, 32)
 TRIALS = 20_000
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("sequences", COUNTS)
 def test_intervals_cover_the_truth_in_93_to_97_of_100_cases_whatever_the_tails(
     sequences: int,
@@ -69,6 +70,7 @@ def chance() -> Floats:
     )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("sequences", [4, 8, 16, 32])
 def test_a_system_against_itself_is_called_faster_or_slower_in_at_most_6_of_100_pairs(
     chance: Floats, sequences: int

@@ -16,6 +16,7 @@ from sim.study.trials import prepared, trial
 FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8")
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("words", "kind", "text"),
     [

@@ -153,6 +153,7 @@ def test_without_a_defect_nothing_differs(runs: Sequence[Measured]) -> None:
         assert one.wrong() == [], one.run.system
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_in_a_metric_is_noticed(
     name: str, runs: Sequence[Measured], monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def ran(
 
 
 # Contracts: C115
+@pytest.mark.alike
 def test_no_run_beats_its_bound(ran: tuple[Run, Result]) -> None:
     summary = ran[1].summary
     bounds = summary["bounds"]
@@ -91,6 +92,7 @@ def test_no_run_beats_its_bound(ran: tuple[Run, Result]) -> None:
     assert (bounds["belady_loads"] is None) == (bounds["why_no_belady"] is not None)
 
 
+@pytest.mark.alike
 def test_the_summary_is_what_the_tables_say(ran: tuple[Run, Result]) -> None:
     run, result = ran
     summary, config = (json.loads(json.dumps(told)) for told in (result.summary, run.config))
@@ -238,6 +240,7 @@ def test_write_back_and_streamed_layers_have_bytes_of_their_own(
     assert streamed["dense"] > 0
 
 
+@pytest.mark.thorough
 def test_forecasts_of_several_rows_are_measured_as_unions(
     configure: Configure, bundled_trace: Trace
 ) -> None:
@@ -256,6 +259,7 @@ def test_forecasts_of_several_rows_are_measured_as_unions(
 
 
 # Contracts: C108
+@pytest.mark.thorough
 def test_what_loads_before_the_run_takes_every_link_it_crosses(
     configure: Configure, bundled_trace: Trace
 ) -> None:

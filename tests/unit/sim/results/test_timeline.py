@@ -69,6 +69,7 @@ def ns(microseconds: float) -> int:
     return round(microseconds * 1e3)
 
 
+@pytest.mark.alike
 def test_on_a_track_nothing_overlaps(ran: tuple[Run, Result]) -> None:
     found = events(ran)
     tracks = {event["tid"] for event in found if event["name"] == "thread_name"}
@@ -199,6 +200,7 @@ def test_a_step_is_a_slice_from_its_beginning_to_its_end(ran: tuple[Run, Result]
     }
 
 
+@pytest.mark.alike
 def test_the_cpu_and_the_host_have_tracks_of_what_they_do(ran: tuple[Run, Result]) -> None:
     run, result = ran
     on_cpu = result.frames.lookups.filter(pl.col("outcome") == "cpu")

@@ -11,6 +11,7 @@ from sim.study.trials import prepared
 FEW = ("trace.max_sequences=1",)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("system", ["lru", "hobbit", "floe", "llama_cpp"])
 def test_the_share_fits_and_the_next_one_does_not(system: str) -> None:
     run = prepared([f"system={system}", "budget=fit", *FEW])

@@ -137,6 +137,7 @@ with locked(Path(sys.argv[1])):
 
 
 # Contracts: C132
+@pytest.mark.thorough
 def test_a_folder_that_another_process_writes_into_is_refused_until_that_has_ended(
     tmp_path: Path,
 ) -> None:

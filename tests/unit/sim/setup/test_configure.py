@@ -25,6 +25,7 @@ OVERRIDES = (
 )
 
 
+@pytest.mark.thorough
 def test_a_run_from_python_has_the_summary_of_the_command_line(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "sim", *OVERRIDES, "outputs=summary", f"output_dir={tmp_path}/run"],

@@ -65,6 +65,7 @@ def test_with_all_experts_resident_drafts_take_what_they_take_as_dense_work(
 
 
 # Contracts: C184, C186
+@pytest.mark.alike
 @pytest.mark.parametrize("cache", usual(names("cache"), names("cache")[::3]))
 def test_with_every_cache_the_audit_finds_what_the_summary_says(
     cache: str, configure: Configure, bundled_trace: Trace
@@ -80,6 +81,7 @@ def test_with_every_cache_the_audit_finds_what_the_summary_says(
 
 
 # Contracts: C184, C186
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "words",
     [

@@ -27,6 +27,7 @@ def test_the_time_of_the_bounds_is_told_apart_from_that_of_the_run(
     assert execute(run).bounds_wall_s == 2.5
 
 
+@pytest.mark.thorough
 def test_bounds_are_computed_where_they_are_asked_for(
     configure: Configure, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

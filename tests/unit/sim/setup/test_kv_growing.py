@@ -44,6 +44,7 @@ def files_of(run: Run) -> RunFiles:
 
 
 # Contracts: C174, C175
+@pytest.mark.alike
 @pytest.mark.parametrize("cache", usual(names("cache"), names("cache")[::3]))
 def test_with_every_cache_slots_shrink_and_the_audit_finds_what_the_summary_says(
     cache: str, configure: Configure, bundled_trace: Trace
@@ -65,6 +66,7 @@ def test_with_every_cache_slots_shrink_and_the_audit_finds_what_the_summary_says
 
 
 # Contracts: C174, C175
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "words",
     [

@@ -28,6 +28,7 @@ STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
 
 
 # Contracts: C163
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -223,6 +224,7 @@ def test_chunks_of_a_prompt_follow_each_other_through_all_devices() -> None:
 
 
 # Contracts: C162
+@pytest.mark.alike
 @pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES, OWNERS])
 def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: Path) -> None:
     run = prepared([*COMMON, "system=moe_infinity" if devices == SLICES else "system=lru", devices])

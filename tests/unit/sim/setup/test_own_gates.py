@@ -128,6 +128,7 @@ def test_presets_are_found_by_name_before_shape() -> None:
     assert near.name == "mixtral_8x22b"
 
 
+@pytest.mark.thorough
 def test_what_systems_learn_is_fitted_on_gates_that_nobody_is_judged_on() -> None:
     words = ("model=switch_base_8", "budget=fit")
     run = prepared([*words, "system=lru"])

@@ -125,6 +125,7 @@ REFUSED = {
 
 
 # Contracts: C179
+@pytest.mark.alike
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_does_not_go_together_is_refused_by_name(
     configure: Configure, bundled_trace: Trace, words: str

@@ -268,6 +268,7 @@ def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
     )
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.yaml")))
 def test_every_study_of_conf_can_be_planned(name: str) -> None:
     found = read_plan(name)

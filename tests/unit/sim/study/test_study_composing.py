@@ -44,6 +44,7 @@ def check_files(files: list[str]) -> None:
         assert plainly(*words) == by_hydra(*words), words
 
 
+@pytest.mark.thorough
 def test_one_of_25_files_composes_as_by_hydra() -> None:
     check_files(FILES[::25])
 

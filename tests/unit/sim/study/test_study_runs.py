@@ -157,6 +157,7 @@ def kill_and_resume(
     assert comparable(broken).equals(comparable(whole))
 
 
+@pytest.mark.thorough
 def test_a_study_killed_at_a_random_moment_goes_on_to_the_dataset_of_one_that_was_not(
     tmp_path: Path,
 ) -> None:
@@ -213,6 +214,7 @@ def test_cells_that_wait_follow_even_where_all_that_ran_have_ended_at_once(
 
 
 # Contracts: C135
+@pytest.mark.thorough
 @pytest.mark.skipif(not launchers.THREADS.is_dir(), reason="threads are told on Linux only")
 def test_a_process_is_copied_only_while_polars_has_not_been_used() -> None:
     code = (

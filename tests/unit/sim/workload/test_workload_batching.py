@@ -32,6 +32,7 @@ from sim.workload.steps import Limits, Workload
 # Against plain Python
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("timed", [False, True], ids=["all there at 0", "arriving over time"])
 @pytest.mark.parametrize(
     "cells", [BLOCK_CELLS, 200], ids=["unions in one block", "unions in blocks"]
