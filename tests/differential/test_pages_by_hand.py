@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,6 +13,10 @@ from differential.by_hand import gate, machine, outcomes, sequence, token
 from differential.rows import Timeline
 from differential.scenario import Host, Loader, Placement, PoolSpec, Scenario, Swap
 from differential.test_engine_against_reference import first_difference
+from sim.core.controller import Controller
+from sim.engine.pages import PageLedger
+from sim.machine.swap import Paging
+from sim.values.types import Geometry
 
 IN_NS, OUT_NS = 5, 7
 
@@ -124,3 +130,20 @@ def test_where_all_weights_fit_nothing_changes(room: int) -> None:
     steps = sequence(gate(0), gate(1), gate(0))
     scenario = machine(*steps, capacity=2, variant_bytes=(2,))
     assert run(swapping(scenario, room)) == run(scenario)
+
+
+# Contracts: C182
+def test_pages_are_counted_from_the_first_gate_on() -> None:
+    """Room for 3 pages, two experts of 2: each admission brings one page back and pushes one out."""
+    geometry = Geometry(1, 2, 1, ("fp16",), (16.0,), (2,), 4)
+    controller = SimpleNamespace(
+        geometry=geometry,
+        state=bytearray(len(geometry.precisions) * geometry.plane),
+        slots=SimpleNamespace(slot_bytes=[2] * geometry.plane, initial=(0, 1)),
+    )
+    ledger = PageLedger(Paging(1, 3, (0,), 0, IN_NS, OUT_NS), cast(Controller, controller))
+    assert (ledger.came, ledger.went, ledger.bill_ns()) == (0, 0, 0)
+    for key in (0, 1, 0):
+        ledger.admit([key])
+        assert ledger.bill_ns() == IN_NS + OUT_NS
+    assert (ledger.came, ledger.went) == (3, 3)

@@ -560,3 +560,15 @@ def test_what_is_larger_than_a_file_may_be_is_refused_and_what_is_just_as_large_
     monkeypatch.setattr(f"sim.results.run_log.{limit}", size - 1)
     assert main(words) == 2
     assert f"{size}{told}must have at most {size - 1}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seen", ["shrinking"], indirect=True)
+def test_where_slots_shrink_pools_are_trimmed_at_gates_alone(seen: Witnessed) -> None:
+    """What a forecast's issue evicts is for the expert that it fetches."""
+    calls = seen.log.decisions.group_by("call").agg(pl.col("kind").unique())
+    of_gates = [row["call"] for row in calls.iter_rows(named=True) if "lookup" in row["kind"]]
+    others = sorted(set(calls["call"]) - set(of_gates))
+    assert of_gates
+    assert others
+    assert all(seen.log.trims_at(call) for call in of_gates[:20])
+    assert not any(seen.log.trims_at(call) for call in others[:20])

@@ -366,3 +366,17 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepared(["system=lru", "hardware=rtx4090_pcie4", "trace.max_sequences=1", *words])
+
+
+# Contracts: C75
+def test_what_is_held_for_long_has_not_moved() -> None:
+    """Done to 5 of 10 by 5, held for 20 ms: its end is 5 ns after that."""
+    env, held_until, ends = Clock(), 20_000_000, []
+    contest = Contest(env, Contention(1))
+    draw = contest.begin(LINK, 0, 0, 10, TRANSFER_END, lambda alarm: ends.append(alarm.at_ns))
+    for at_ns, held in ((5, True), (held_until, False)):
+        Alarm(env, lambda alarm, held=held: contest.hold(draw, alarm.at_ns, held)).set(
+            at_ns, NEED_DONE
+        )
+    env.run(until=env.timeout(1 << 40))
+    assert ends == [held_until + 5]

@@ -184,3 +184,12 @@ def test_a_machine_is_called_by_how_many_devices_it_has() -> None:
         16 << 30,
         8 << 30,
     )
+
+
+# Contracts: C169
+def test_experts_by_use_are_those_that_have_weights() -> None:
+    """Of eight experts two have none: a trace that counts them, too, gives the others alone."""
+    ranked = [(site, expert) for expert in range(8) for site in range(2)]
+    owners = devices(split="owners", order="use", ranked=ranked).owner_of(model(2, null_experts=2))
+    first, rest = (0, 0, 0, 1, 1, 1), (0, 0, 0)
+    assert owners == (first + rest) * 2

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
-from sim.machine.parts import Host, Ram
+from sim.machine.parts import Host, Ram, Swap
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import HostCosts, Route
@@ -311,3 +311,12 @@ def test_a_machine_with_a_drive_is_the_same_machine_with_a_link_and_a_tier_more(
 
 def test_on_unified_memory_there_is_one_link_from_storage() -> None:
     assert loaded("jetson_agx_orin").link_names == ("nvme",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gib", 0), ("page_kib", 0), ("page_kib", 1e7), ("in_us", -1), ("out_us", 1e7)],
+)
+def test_a_swap_out_of_its_range_is_refused_with_its_key(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"hardware\.swap\.{key}"):
+        Swap(**({"gib": 1.0, "page_kib": 4.0, "in_us": 1.0, "out_us": 1.0} | {key: value}))

@@ -337,3 +337,13 @@ def test_a_run_without_needs_has_tables_without_rows() -> None:
         0,
         0,
     ]
+
+
+@pytest.mark.parametrize(
+    "column", ["lookup_keys", "lookup_outcomes", "lookup_wanted", "lookup_tokens"]
+)
+def test_columns_of_other_lengths_than_the_needs_are_an_error(column: str) -> None:
+    frames = ran(workload())
+    setattr(frames.controller, column, [*[0] * len(frames.workload.needs.tick), 0])
+    with pytest.raises(RuntimeError, match=rf"controller\.{column}"):
+        assert frames.num_needs
