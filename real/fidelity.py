@@ -10,7 +10,7 @@ a machine of ``conf/hardware`` says another error than its pairs have.
 | word | what is simulated again |
 |---|---|
 | data | the replays and recordings of a measured machine: `python -m real.predict` says what lies there |
-| phone | a phone's recorded run (``qwen.route.csv``, ``qwen.metrics``) |
+| phone | a phone's recorded runs (``qwen.route.csv``, ``qwen.metrics``; ``gemma.``, ``gptoss.``) |
 | field | what others published, on gates of Qwen3-30B (docs/field.md) |
 
 What is not given comes from the kept file. ``MODEL:KEY=VALUE`` is as in ``real.predict``.
@@ -100,7 +100,8 @@ def _gathered(given: Mapping[str, str], words: Sequence[str]) -> tuple[list[Pair
     for word, sources in SOURCES.items():
         of = [pair for pair in kept if pair.source in sources]
         if word in given:
-            of = _again(word, Path(given[word]), words, given.get("output_dir"))
+            again = _again(word, Path(given[word]), words, given.get("output_dir"))
+            of = again + (_elsewhere(of, again) if word == "phone" else [])
         where = (
             f"simulated again from {given[word]}" if word in given else f"as kept in {FILE.name}"
         )
@@ -108,6 +109,12 @@ def _gathered(given: Mapping[str, str], words: Sequence[str]) -> tuple[list[Pair
         found += of
     validations = gather.of_validations() or [one for one in kept if one.source == "validation"]
     return [*found, *validations], told
+
+
+def _elsewhere(kept: Sequence[Pair], again: Sequence[Pair]) -> list[Pair]:
+    """The kept pairs of runs that are none of those that were simulated again."""
+    bases = {pair.basis for pair in again}
+    return [pair for pair in kept if pair.basis not in bases]
 
 
 def _again(word: str, place: Path, words: Sequence[str], keep: str | None) -> list[Pair]:

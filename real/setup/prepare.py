@@ -124,8 +124,11 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
         for key in ("engine_gb_per_s", "wake_us", "copy_gb_per_s", "unit")
         if isinstance(link, Mapping) and link.get(key) not in off
     ]
-    if host.get("load_us") not in off:
-        found.append(f"hardware.host.load_us={host['load_us']}")
+    found += [
+        f"hardware.host.{key}={host[key]}"
+        for key in ("load_us", "load_gb_per_s")
+        if host.get(key) not in off
+    ]
     if hardware.get("swap") is not None:
         found.append("hardware.swap")
     if (plain.get("loader") or {}).get("wait") == "by_projection":

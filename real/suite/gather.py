@@ -136,17 +136,23 @@ def _of_case(machine: str, case: dict[str, Any], steps: int) -> Pair:
 
 
 def of_phone(folder: Path) -> list[Pair]:
-    """The tokens of the recorded phone run, each by itself."""
-    run = phone.read_run(folder)
+    """The tokens of the recorded phone runs, each by itself."""
     found = []
-    for quantity, name in ((ONE, "wall"), (STALL, "stall"), (IO, "io")):
-        pairs = zip(run.predicted[name], run.measured[name], strict=True)
-        for number, (ours, theirs) in enumerate(pairs, start=1):
-            role = FITTED if number <= phone.FITTED_ON else PREDICTED
-            times = float(theirs) / 1e3, float(ours) / 1e3
-            told = "token", str(number), None, quantity, role, *times
-            found.append(Pair("OnePlus 15R", "", HALF, *told))
+    for run in phone.read_runs(folder):
+        basis = HALF if run.recording.fitted else basis_of(run.recording.model)
+        for quantity, name in ((ONE, "wall"), (STALL, "stall"), (IO, "io")):
+            pairs = zip(run.predicted[name], run.measured[name], strict=True)
+            for number, (ours, theirs) in enumerate(pairs, start=1):
+                role = FITTED if number <= run.recording.fitted else PREDICTED
+                times = float(theirs) / 1e3, float(ours) / 1e3
+                told = "token", str(number), None, quantity, role, *times
+                found.append(Pair("OnePlus 15R", "", basis, *told))
     return found
+
+
+def basis_of(model: str) -> str:
+    """What predicts the phone's run of another model."""
+    return f"{phone.QWEN.model}'s run, for {model}"
 
 
 def of_field(gates: Path) -> list[Pair]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from real.suite.gather import CALIBRATION
+from real.suite.gather import CALIBRATION, HALF, basis_of
 from real.suite.pairs import ONE, STALL, STEP, TOKEN, Group, Pair, groups
 from real.suite.prediction import Line, Row, lines
 from sim.results.labels import Labels, write_on
@@ -18,6 +18,10 @@ PHONE = "OnePlus 15R"
 MOST_STALL, MOST_WALL = 0.043, 0.11
 """The median errors asked of the phone's tokens: below a straight line on the bytes that were read,
 which has 4.3 % for stalls; and 11 % of the wall time."""
+LINES_STALL = {"Gemma-4-26B-A4B": 0.344, "gpt-oss-120b": 0.371}
+"""The median errors that a straight line on the bytes has in stalls of the phone's other runs, by
+model. Its constants are those of Qwen3's run, as the machine's are (`moelab reproduce phone=DIR`).
+"""
 LETTERS = 6.0
 """The size of labels."""
 NARROW, WIDE = 2.0, 5.0
@@ -45,15 +49,18 @@ def all_lines(pairs: Sequence[Pair]) -> list[Line]:
             Line(f"{machine}, {line.what}", line.found, line.target, line.holds)
             for line in lines(rows, max(pair.noise for pair in of))
         ]
-    for quantity, target in ((STALL, MOST_STALL), (ONE, MOST_WALL)):
+    asked = [(HALF, "", STALL, MOST_STALL), (HALF, "", ONE, MOST_WALL)]
+    asked += [(basis_of(of), f", {of}", STALL, most) for of, most in LINES_STALL.items()]
+    for basis, of_model, quantity, target in asked:
         errors = [
             abs(pair.error)
             for pair in pairs
-            if pair.machine == PHONE and pair.quantity == quantity and pair.is_scored
+            if (pair.machine, pair.basis, pair.quantity) == (PHONE, basis, quantity)
+            and pair.is_scored
         ]
         if errors:
             middle = median(errors)
-            what = f"{PHONE}, {quantity}: median error"
+            what = f"{PHONE}{of_model}, {quantity}: median error"
             found.append(Line(what, middle, target, middle <= target))
     return found
 

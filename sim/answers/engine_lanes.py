@@ -74,12 +74,16 @@ class LaneFit:
     engines: int
     wake_ms: float
     ms_per_byte: float
-    load_ms: float
+    load_ms_per_byte: float
     compute_ms: float
 
     @property
     def engine_gb_per_s(self) -> float:
         return 1e3 / self.ms_per_byte / GB
+
+    @property
+    def load_gb_per_s(self) -> float:
+        return 1e3 / self.load_ms_per_byte / GB
 
     def file(
         self,
@@ -118,7 +122,7 @@ class LaneFit:
             "compute:",
             f"  memory_efficiency: {memory}",
             "host:",
-            f"  load_us: {self.load_ms * 1e3:.6g}  # book-keeping a load, beside the reads",
+            f"  load_gb_per_s: {self.load_gb_per_s:.6g}  # book-keeping of loads, beside the reads",
             f'source: "{source}"',
         ]
         return "\n".join([*lines, ""])
@@ -128,8 +132,8 @@ def fit_lanes(log: LaneLog, rows: int, engines: int, projections: int) -> LaneFi
     """The constants of the first ``rows`` tokens.
 
     Reading takes ``wake`` for each engine that a layer's reads set to work and so much a byte: least
-    squares of relative errors. Book-keeping takes as long for every load. Raise ValueError for times
-    that no such link can have.
+    squares of relative errors. Book-keeping takes so much a byte: what is given back is pages. Raise
+    ValueError for times that no such link can have.
     """
     started = np.minimum(engines, projections * log.absent).sum(axis=1)
     moved = (log.absent * log.expert_bytes).sum(axis=1)
@@ -140,9 +144,11 @@ def fit_lanes(log: LaneLog, rows: int, engines: int, projections: int) -> LaneFi
             f"an engine would wake in {wake:.3g} ms and read a byte in {per_byte:.3g} ms: the log's"
             f" io is no time of {engines} engines, summed over them; give another number (lanes)"
         )
-    (load,) = _least_relative(
-        log.absent.sum(axis=1)[:rows, None].astype(float), log.times_ms["load"][:rows]
-    )
+    (load,) = _least_relative(moved[:rows, None].astype(float), log.times_ms["load"][:rows])
+    if load <= 0:
+        raise ValueError(
+            f"the log's book-keeping takes {load:.3g} ms a byte; name its column (load_ms:COLUMN)"
+        )
     compute = float(np.median(log.times_ms["compute"][:rows]))
     return LaneFit(engines, wake, per_byte, load, compute)
 

@@ -83,7 +83,7 @@ class Engine(Stream):
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         host = durations.host
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
-        self._load_ns = host.load_ns
+        self._books_loads = bool(host.load_ns or host.load_bytes_per_s)
         # See ``sim.core.simple``: what an engine adds to it.
         has_host_time = any(vars(host).values())
         self._is_simple = (
@@ -378,9 +378,11 @@ class Engine(Stream):
         if self._sync_ns:
             self._idle(now, HOST_TIME)
         issue_ns = self._issue_ns
-        if self._load_ns and waits:
-            call = self.controller.calls
-            issue_ns += self._load_ns * sum(t.call == call for t in waits.values())
+        if self._books_loads and waits:
+            call, host = self.controller.calls, self.durations.host
+            issue_ns += sum(
+                host.loading_ns(t.moved_bytes) for t in waits.values() if t.call == call
+            )
         if self.pages is not None:
             issue_ns += self.pages.bill_ns()
         if issue_ns:

@@ -239,7 +239,8 @@ class Hardware:
             for name in ("engine_gb_per_s", "wake_us", "copy_gb_per_s", "unit")
             if getattr(link, name) not in (None, 0, "variant")
         ]
-        return found + ([f"host.load_us={self.host.load_us:g}"] if self.host.load_us else [])
+        host = (("load_us", self.host.load_us), ("load_gb_per_s", self.host.load_gb_per_s))
+        return found + [f"host.{name}={value:g}" for name, value in host if value]
 
     @property
     def title(self) -> str:

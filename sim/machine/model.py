@@ -51,6 +51,8 @@ class Model:
 
     - An expert has ``expert_matrices`` matrices of hidden x ``expert_intermediate``, and
       ``expert_biases`` parameters beside them, which never have fewer than 16 bits.
+    - With ``fused_gate`` an expert's gate and up projection are one tensor: they are read as one,
+      and kernels wait for both.
     - ``shared_intermediate`` is the width of all shared experts together: those that every token
       runs.
     - Layers without experts have a feed-forward block of ``dense_intermediate``.
@@ -101,6 +103,7 @@ class Model:
     stored: str = AS_STORED[1]
     whole: tuple[int, int, int] | None = None
     draft_sites: int = 0
+    fused_gate: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -131,6 +134,12 @@ class Model:
         for name in ("dense_bits", "kv_bits"):
             require_number(f"model.{name}", getattr(self, name), minimum=1)
         require_flag("model.tied_embeddings", self.tied_embeddings)
+        require_flag("model.fused_gate", self.fused_gate)
+        if self.fused_gate and self.expert_matrices != 3:
+            raise ValueError(
+                f"model.fused_gate=true needs experts of three matrices, those of {self.name} have"
+                f" {self.expert_matrices}"
+            )
         if self.top_k > self.experts:
             raise ValueError(f"model.top_k={self.top_k} exceeds model.experts={self.experts}")
         if self.null_experts >= self.experts:
@@ -263,14 +272,16 @@ class Model:
     def projection_bytes(self, name: str) -> tuple[int, ...]:
         """The bytes of each projection that moves, in the order in which kernels take them.
 
-        Biases are not among them: they come with the last one (`sim.machine.lanes`).
+        Biases are not among them: they come with the last one (`sim.machine.lanes`). A fused gate
+        is one with the up projection, where both move.
         """
         precision, matrices = PRECISIONS[name], self.expert_matrices
         params = (self.expert_params - self.expert_biases) // matrices
-        if precision.is_uniform:
-            return (ceil(params * precision.gate / 8),) * matrices
         moving = [p for p in PROJECTIONS[-matrices:] if p not in precision.resident]
-        return tuple(ceil(params * float(getattr(precision, p)) / 8) for p in moving)
+        sizes = tuple(ceil(params * float(getattr(precision, p)) / 8) for p in moving)
+        if self.fused_gate and moving[:2] == ["gate", "up"]:
+            return sizes[0] + sizes[1], *sizes[2:]
+        return sizes
 
     # ---- everything else
 

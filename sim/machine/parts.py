@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from sim.machine.link_parts import RATES
 from sim.machine.measured import Points, check_points
 from sim.values.types import HostCosts
-from sim.values.units import require_number, require_range, us
+from sim.values.units import GB, require_number, require_range, us
 
 
 @dataclass(frozen=True)
 class Host:
     """Host time that the compute stream waits for.
 
-    It is spent before a gate (``sync``), after it (``issue``, and ``load`` for each load that it
-    makes), after an idle wait (``wake``) and at a site's end (``post``). Where a longer wait takes
-    longer to wake from, ``wake_us`` is a table of (wait, microseconds): straight lines between its
-    points, and beyond them the nearest one's time.
+    It is spent before a gate (``sync``), after it (``issue``, and for each load that it makes
+    ``load_us`` and its bytes at ``load_gb_per_s``), after an idle wait (``wake``) and at a site's
+    end (``post``). Where a longer wait takes longer to wake from, ``wake_us`` is a table of (wait,
+    microseconds): straight lines between its points, and beyond them the nearest one's time.
     """
 
     sync_us: float = 0.0
@@ -28,8 +28,13 @@ class Host:
     wake_us: float | Points = 0.0
     post_us: float = 0.0
     load_us: float = 0.0
+    load_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.load_gb_per_s is not None:
+            require_range(
+                "hardware.host.load_gb_per_s", self.load_gb_per_s, *RATES, "10**9 bytes a second"
+            )
         for name in ("sync_us", "issue_us", "post_us", "load_us"):
             require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
         if isinstance(self.wake_us, list | tuple):
@@ -49,7 +54,8 @@ class Host:
         points = tuple((us(wait), us(wake)) for wait, wake in self._wakes)
         wakes = points if len(points) > 1 else ()
         fixed = us(self.sync_us), us(self.issue_us), points[0][1], us(self.post_us)
-        return HostCosts(*fixed, wakes, us(self.load_us))
+        rate = None if self.load_gb_per_s is None else self.load_gb_per_s * GB
+        return HostCosts(*fixed, wakes, us(self.load_us), rate)
 
 
 @dataclass(frozen=True)

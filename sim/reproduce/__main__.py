@@ -4,7 +4,7 @@
         [output_dir=DIR] [processes=2]
     python -m sim.reproduce field=DIR
 
-Each claim is judged by its role. ``phone`` adds the recorded phone run, ``recorded`` the gains over
+Each claim is judged by its role. ``phone`` adds recorded phone runs, ``recorded`` the gains over
 LRU and LFU on one more trace. ``field`` simulates runs that others published instead, on the gates
 of Qwen3-30B in DIR (docs/field.md). Runs are kept in ``output_dir``: a killed call goes on where it was.
 A wrong request ends with one message and exit code 2.

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.reproduce import phone
 from sim.reproduce.experiments import Outcome
 from sim.reproduce.identities import compute
+from sim.reproduce.phone import PhoneRun
 from sim.reproduce.roles import Paper
 from sim.reproduce.rules import Value, odds, published
 from sim.reproduce.storage import constants
@@ -121,22 +123,55 @@ def _default(outcomes: Outcomes, name: str) -> Value | None:
 
 
 def phone_lines(folder: Path) -> list[str]:
-    """The lines for the recorded phone run in ``folder``; raise PhoneError if it is not there."""
-    run = phone.read_run(folder)
-    half = phone.FITTED_ON
+    """The lines for the recorded phone runs in ``folder``; raise PhoneError if none is there."""
+    qwen, *others = phone.read_runs(folder)
+    half = qwen.half
 
     def told(name: str) -> str:
-        error, line = run.error(name), (run.line(name) / run.measured[name] - 1)[half:]
-        own, signed, other = (float(np.median(one)) for one in (np.abs(error), error, np.abs(line)))
+        own, signed = _middle(qwen.error(name))
+        other, _ = _middle((qwen.line(name) / qwen.measured[name] - 1)[half:])
         return f"{name} {own:.1%} ({signed:+.1%}; a line {other:.1%})"
 
     return [
         (
-            f"Phone: {' '.join(phone.WORDS)}: the machine is drawn from decoded tokens 1 to {half},"
-            " never from a stall."
+            f"Phone: {' '.join(qwen.recording.words)}: the machine is drawn from decoded tokens 1"
+            f" to {half}, never from a stall."
         ),
         (
             "  Tokens after them, median error (with its sign; a straight line on the bytes, fitted"
-            f" to the column itself): {', '.join(map(told, run.measured))}."
+            f" to the column itself): {', '.join(map(told, qwen.measured))}."
+        ),
+        *(line for run in others for line in _other_phone_lines(run, qwen)),
+    ]
+
+
+def _other_phone_lines(run: PhoneRun, qwen: PhoneRun) -> list[str]:
+    """The lines of a run that nothing is fitted to, beside both straight lines on its bytes."""
+    half, model = run.half, run.recording.model
+
+    def all_of_it(name: str) -> str:
+        own, signed = _middle(run.error(name))
+        line, line_signed = _middle(run.line(name, qwen) / run.measured[name] - 1)
+        return f"{name} {own:.1%} ({signed:+.1%}; a line {line:.1%}, {line_signed:+.1%})"
+
+    def second_half(name: str) -> str:
+        own, _ = _middle(run.error(name)[half:])
+        line, _ = _middle((run.line(name) / run.measured[name] - 1)[half:])
+        return f"{name} {own:.1%} (a line {line:.1%})"
+
+    return [
+        f"Phone, {model}: {' '.join(run.recording.words)}: nothing of this run is fitted.",
+        (
+            f"  Its {len(run.read_bytes)} tokens, median error (with its sign; a line with"
+            f" {qwen.recording.model}'s constants): {', '.join(map(all_of_it, run.measured))}."
+        ),
+        (
+            f"  Its tokens after {half} (a line fitted to this run's first {half}):"
+            f" {', '.join(map(second_half, run.measured))}."
         ),
     ]
+
+
+def _middle(errors: NDArray[np.float64]) -> tuple[float, float]:
+    """The median size of errors, and the median with its sign."""
+    return float(np.median(np.abs(errors))), float(np.median(errors))

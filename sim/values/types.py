@@ -12,6 +12,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
+from sim.values.units import NS_PER_S
+
 SKIP = -1
 """A selector's answer for an expert that is not served at all."""
 REROUTE = -2
@@ -330,7 +332,8 @@ class HostCosts:
     """Host time in ns: before a gate, after it, after an idle wait, at a site's end (in order).
 
     ``wakes``: where waking takes longer after a longer wait, points (wait, ns) by ascending wait,
-    which take the place of ``wake_ns``. ``load_ns``: after a gate, for each load that it makes.
+    which take the place of ``wake_ns``. After a gate, for each load that it makes: ``load_ns``, and
+    its bytes at ``load_bytes_per_s`` (None: at once).
     """
 
     sync_ns: int = 0
@@ -339,6 +342,13 @@ class HostCosts:
     post_ns: int = 0
     wakes: tuple[tuple[int, int], ...] = ()
     load_ns: int = 0
+    load_bytes_per_s: float | None = None
+
+    def loading_ns(self, moved_bytes: int) -> int:
+        """The book-keeping for a load of so many bytes (contract C168)."""
+        if self.load_bytes_per_s is None:
+            return self.load_ns
+        return self.load_ns + round(moved_bytes * NS_PER_S / self.load_bytes_per_s)
 
     def waking_ns(self, idle_ns: int) -> int:
         """The time to wake after standing idle for ``idle_ns`` (contract C67)."""

@@ -371,7 +371,7 @@ VERBS = (
         "Set every predicted time beside the measured one, and say what was missed.",
         (
             Option("data", "folder with suite/ and recordings/: predicted again", Kind.PLACE),
-            Option("phone", "folder of a phone's recorded run: predicted again", Kind.PLACE),
+            Option("phone", "folder of a phone's recorded runs: predicted again", Kind.PLACE),
             Option("field", "gates for published runs: predicted again", Kind.PLACE),
             Option("control", "a machine that is wrong on purpose", Kind.ONE, "", CONTROLS),
             Option("output_dir", "folder of the pairs, tables and figure; else none"),

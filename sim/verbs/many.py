@@ -231,7 +231,7 @@ VERBS = (
                 "all",
                 ("hobbit", "edgemoe", "fate", "floe"),
             ),
-            Option("phone", "folder of a recorded phone run", Kind.PLACE),
+            Option("phone", "folder of recorded phone runs", Kind.PLACE),
             Option("recorded", "MODEL:DIR, one more trace for the gains over LRU and LFU"),
             Option(
                 "field", "folder of Qwen3-30B's gates, for runs that others published", Kind.PLACE

@@ -603,7 +603,9 @@ def _lanes(draw: Draw, scenario: Scenario) -> Scenario:
             for size in scenario.variant_bytes
         ),
     )
-    return _loader(changed, wait="by_projection") if draw.coin(0.7) else changed
+    changed = _loader(changed, wait="by_projection") if draw.coin(0.7) else changed
+    byte_ns = draw.below(2, 20) * draw.coin(0.4)
+    return replace(changed, host=replace(changed.host, load_byte_ns=byte_ns))
 
 
 def _shrinking(draw: Draw, scenario: Scenario) -> Scenario:

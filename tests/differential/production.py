@@ -307,7 +307,9 @@ class ScenarioDurations:
         where = scenario.devices
         self._slower = where.slower[device] if where else 1
         self._first_link = device if where and not where.shared else 0
-        self.host = HostCosts(**vars(scenario.host))
+        host = vars(scenario.host).copy()
+        byte_ns = host.pop("load_byte_ns")
+        self.host = HostCosts(**host, load_bytes_per_s=NS_PER_S / byte_ns if byte_ns else None)
         self.prediction_ns = scenario.prediction_ns
         rivalry = scenario.rivalry
         self.paging = Paging(**vars(scenario.swap)) if scenario.swap and not device else None

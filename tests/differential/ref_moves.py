@@ -33,8 +33,8 @@ class Moves:
             )
             for link in range(scenario.hops)
         ]
-        self.demands = 0
-        """How many have been queued."""
+        self.demanded: list[int] = []
+        """The bytes of each demand that has been queued."""
         self.on_read: Callable[[Transfer], None] = lambda transfer: None
         for inner, outer in pairwise(self.wires):
             inner.outer = outer
@@ -112,7 +112,8 @@ class Moves:
     def depart(self, transfer: Transfer) -> None:
         self.moving[transfer.key] = transfer
         transfer.call = len(self.clock.calls)
-        self.demands += transfer.kind == "demand"
+        if transfer.kind == "demand":
+            self.demanded.append(transfer.moved)
         first = self.scenario.hops - 1
         if self.scenario.devices:
             first = self.scenario.link_of(transfer.key)
@@ -151,7 +152,7 @@ class Moves:
     def make_demand(self, transfer: Transfer) -> None:
         """Promotion of what never started."""
         transfer.kind, transfer.call = "demand", len(self.clock.calls)
-        self.demands += 1
+        self.demanded.append(transfer.moved)
         transfer.hops = [(link, self.clock.now) for link, _ in transfer.hops]
         if self.loader.demand_first:
             transfer.place = self.next_place()

@@ -195,16 +195,17 @@ class Reference:
         yield from self.host(self.hosts.sync_ns)
         yield self.clock.at(Rank.GATE, control.tick + 1)
         gate_ns = self.now
-        demands = control.demands
+        demands = len(control.demanded)
         for other in self.others:
             other.begin_gate(step.rows)
         admitted = control.gate(step, site)
-        loads = control.demands - demands
+        loads = control.demanded[demands:]
         paging_ns = control.swapped.pay() if control.swapped else 0
         self.start(admitted)
         if self.scenario.prediction_ns:
             self.env.process(self.predict(control.tick))
-        yield from self.host(self.hosts.issue_ns + loads * self.hosts.load_ns + paging_ns)
+        books_ns = sum(self.hosts.load_ns + self.hosts.load_byte_ns * size for size in loads)
+        yield from self.host(self.hosts.issue_ns + books_ns + paging_ns)
         yield from self.compute_needs()
         yield from self.join_cpu()
         yield from self.host(self.hosts.post_ns)

@@ -241,6 +241,8 @@ class Host:
     """Points (idle, wake) in place of `wake_ns`, by ascending idle."""
     load_ns: int = 0
     """After a gate, for each load that it makes."""
+    load_byte_ns: int = 0
+    """The same, for each byte of a load."""
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,7 @@ def _host(host: Host) -> dict[str, Any]:
         "wake_us": table or host.wake_ns / 1000,
         "post_us": host.post_ns / 1000,
         "load_us": host.load_ns / 1000,
+        "load_gb_per_s": 1 / host.load_byte_ns if host.load_byte_ns else None,
     }
 
 

@@ -214,6 +214,17 @@ def test_loads_take_host_time_beside_their_reads() -> None:
     assert stalls(timeline) == {"host": 8, "demand": 10}
 
 
+# Contracts: C168
+def test_book_keeping_by_the_byte_is_of_what_the_gate_loads() -> None:
+    """Two loads of 1 byte each, 3 ns a byte and 4 ns a load: 2 x 7 ns after the gate."""
+    host = Host(load_ns=4, load_byte_ns=3)
+    timeline = run(machine(token(gate(0, 1, 2)), initial=((0, 0, 2),), host=host))
+    assert [row.end_ns for row in timeline.services] == [11, 21]
+    # Expert 2 is computed from 15 to 16, expert 0 after it, and expert 1 as it comes.
+    assert timeline.makespan_ns == 22
+    assert stalls(timeline) == {"host": 14, "demand": 4}
+
+
 # Contracts: C165
 @pytest.mark.parametrize("ties", [True, False])
 def test_engines_with_all_figures_off_are_engines_that_share(

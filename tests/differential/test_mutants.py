@@ -42,7 +42,7 @@ from sim.engine.pages import PageLedger
 from sim.machine.devices_costs import OnOwners
 from sim.machine.lanes import Lanes
 from sim.policies.recency import LRU
-from sim.values.types import Geometry, Route
+from sim.values.types import Geometry, HostCosts, Route
 from sim.workload.speculation import Speculation
 
 LIMIT = 120
@@ -231,6 +231,9 @@ MUTANTS = {
     "a lane as fast as its link": Mutant(engine_mutants.lanes_of_any_pace, "lanes"),  # 2
     "lanes that never sleep": Mutant(engine_mutants.lanes_that_never_sleep, "lanes"),  # 1
     "copies in no time": Mutant(replaced(Lanes, "copy_ns", lambda *_: 0), "lanes"),  # 1
+    "books of a load whatever its bytes": Mutant(
+        replaced(HostCosts, "loading_ns", lambda self, _: self.load_ns), "lanes"
+    ),  # 1
     "reads in order of experts": Mutant(engine_mutants.reads_in_order_of_experts, "lanes"),  # 1
     "projections come with the whole": Mutant(
         replaced(engine.Engine, "arrive_projection", lambda *_: None), "lanes"

@@ -43,6 +43,20 @@ def test_it_writes_pairs_tables_and_figure(
     capsys.readouterr()
 
 
+def test_kept_tokens_of_phone_runs_that_are_not_in_the_folder_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The folder has Qwen3's run alone: the two others come from the kept pairs."""
+    tokens = [pair for pair in read_pairs() if pair.source == "token"]
+    again = [replace(pair, predicted_s=1.0) for pair in tokens if pair.basis == tokens[0].basis]
+    monkeypatch.setattr(fidelity.gather, "of_phone", lambda place: again)
+    pairs, _ = fidelity._gathered({"phone": "any"}, [])
+    found = [pair for pair in pairs if pair.source == "token"]
+    assert found[: len(again)] == again
+    assert found[len(again) :] == [pair for pair in tokens if pair.basis != tokens[0].basis]
+    assert len({pair.basis for pair in found}) == 3
+
+
 def test_every_machine_says_the_error_that_its_pairs_have() -> None:
     assert list(disagreeing(validated_of(read_pairs()))) == []
 

@@ -24,14 +24,14 @@ FOLDER = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b"
 TOKENS, SITES, ENGINES = 40, 5, 4
 
 
-def made(wake_ms: float = 0.25, ms_per_mb: float = 1.2, load_ms: float = 0.4) -> LaneLog:
+def made(wake_ms: float = 0.25, ms_per_mb: float = 1.2, load_ms_per_mb: float = 0.4) -> LaneLog:
     """A log of engines with these figures; every token computes for 80 ms."""
     rng = np.random.default_rng(7)
     absent = rng.integers(0, 5, (TOKENS, SITES))
     size = np.array([2_000_000, 3_000_000] * 2 + [2_500_000])
     started = np.minimum(ENGINES, 3 * absent).sum(axis=1)
     io = wake_ms * started + ms_per_mb * (absent * size).sum(axis=1) / 1e6
-    load = load_ms * absent.sum(axis=1)
+    load = load_ms_per_mb * (absent * size).sum(axis=1) / 1e6
     times = {"io": io, "compute": np.full(TOKENS, 80.0), "load": load, "stall": np.zeros(TOKENS)}
     return LaneLog(absent, size, times)
 
@@ -40,7 +40,7 @@ def test_the_figures_of_an_exact_log_come_back() -> None:
     fit = fit_lanes(made(), 20, ENGINES, 3)
     assert fit.wake_ms == pytest.approx(0.25, rel=1e-9)
     assert fit.engine_gb_per_s == pytest.approx(1 / 1.2, rel=1e-9)
-    assert fit.load_ms == pytest.approx(0.4, rel=1e-9)
+    assert fit.load_gb_per_s == pytest.approx(1 / 0.4, rel=1e-9)
     assert fit.compute_ms == 80.0
 
 
@@ -56,6 +56,8 @@ def test_nothing_after_the_fitted_tokens_and_no_stall_changes_the_fit() -> None:
 def test_times_of_no_such_link_are_refused_with_both_figures() -> None:
     with pytest.raises(ValueError, match=r"wake in -0\.5 ms .* give another number \(lanes\)"):
         fit_lanes(made(wake_ms=-0.5), 20, ENGINES, 3)
+    with pytest.raises(ValueError, match=r"book-keeping takes 0 ms a byte; name its column"):
+        fit_lanes(made(load_ms_per_mb=0.0), 20, ENGINES, 3)
 
 
 def test_a_log_of_another_run_is_refused_with_both_numbers() -> None:

@@ -58,6 +58,24 @@ def test_projections_of_a_precision_are_the_bytes_that_move(model: Model, name: 
     assert whole <= sum(parts) < whole + len(parts)
 
 
+# Contracts: C166
+def test_a_fused_gate_is_read_with_the_up_projection(model: Model) -> None:
+    fused = replace(model, fused_gate=True)
+    gate, up, down = model.projection_bytes("q4_k_m")
+    assert fused.projection_bytes("q4_k_m") == (gate + up, down)
+    assert fused.projection_bytes("fp16") == (2 * 2 * 2048 * 768, 2 * 2048 * 768)
+    assert fused.expert_bytes("q4_k_m") == model.expert_bytes("q4_k_m")
+
+
+def test_a_gate_that_does_not_move_is_read_with_nothing(model: Model) -> None:
+    fused = replace(model, fused_gate=True)
+    assert fused.projection_bytes("floe") == model.projection_bytes("floe")
+    with pytest.raises(ValueError, match=r"fused_gate=true needs experts of three matrices"):
+        replace(fused, expert_matrices=2)
+    with pytest.raises(ValueError, match=r"model\.fused_gate"):
+        replace(model, fused_gate=1)
+
+
 def test_recorded_experts_have_the_projections_of_their_format(
     hardware: Hardware, model: Model
 ) -> None:
@@ -112,3 +130,13 @@ def test_lanes_and_parties_that_slow_each_other_are_refused(hardware: Hardware) 
         replace(machine, shared_memory=memory)
     assert hardware.lanes == []
     assert machine.host.costs.load_ns == 3000
+
+
+# Contracts: C168
+def test_book_keeping_of_a_load_is_a_time_and_its_bytes_at_a_rate(hardware: Hardware) -> None:
+    host = Host(load_us=3.0, load_gb_per_s=2.0)
+    assert replace(hardware, host=host).lanes == ["host.load_us=3", "host.load_gb_per_s=2"]
+    assert host.costs.loading_ns(1_000) == 3_000 + 500
+    assert Host(load_us=3.0).costs.loading_ns(1_000) == 3_000
+    with pytest.raises(ValueError, match=r"hardware\.host\.load_gb_per_s=0\.0 must be"):
+        Host(load_gb_per_s=0.0)

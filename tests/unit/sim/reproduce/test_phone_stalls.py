@@ -10,16 +10,18 @@ import pytest
 from sim.reproduce import phone
 from sim.reproduce.checks import phone_lines
 from sim.reproduce.phone import (
-    FITTED_ON,
-    METRICS,
+    GEMMA,
+    GPT_OSS,
     QUANTITIES,
-    ROUTES,
+    QWEN,
     PhoneError,
     PhoneRun,
     read_run,
+    read_runs,
 )
 from sim.values.places import ROOT
 
+FITTED_ON, ROUTES, METRICS = QWEN.fitted, QWEN.routes, QWEN.metrics
 FOLDER = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b"
 with_log = pytest.mark.skipif(
     not FOLDER.exists(), reason="the published Qwen3-30B-A3B phone trace is not here"
@@ -48,7 +50,7 @@ def test_routes_and_metrics_of_other_tokens_are_refused(
     (tmp_path / ROUTES).touch()
     columns = "step,wall_ms,io_ms,stall_ms,read_bytes\n1,2.0,3.0,1.0,5\n"
     (tmp_path / METRICS).write_text(columns, encoding="utf-8")
-    monkeypatch.setattr(phone, "_import", lambda routes, trace: None)
+    monkeypatch.setattr(phone, "_import", lambda routes, trace, facts: None)
     found = np.ones(1)
     monkeypatch.setattr(phone, "simulated_ms", lambda words: dict.fromkeys(QUANTITIES, found))
     assert read_run(tmp_path).read_bytes.tolist() == [5.0]
@@ -70,7 +72,7 @@ def test_the_printed_line_has_medians_of_errors_their_signs_and_the_lines(
         name: columns[name] * by for name, by in zip(QUANTITIES, (1.1, 0.8, 1.0), strict=True)
     }
     run = PhoneRun(columns, predicted, tokens)
-    monkeypatch.setattr(phone, "read_run", lambda folder: run)
+    monkeypatch.setattr(phone, "read_runs", lambda folder: [run])
     told = " ".join(phone_lines(Path("any")))
     for name, words in zip(
         QUANTITIES, ("10.0% (+10.0%", "20.0% (-20.0%", "0.0% (+0.0%"), strict=True
@@ -85,6 +87,103 @@ def test_errors_are_of_the_tokens_after_the_fitted_ones_and_so_is_the_line() -> 
     run = PhoneRun(columns, predicted, tokens)
     assert np.allclose(run.error("stall"), [0.5] * FITTED_ON)
     assert np.allclose(run.line("stall"), columns["stall"])
+
+
+def test_a_line_of_another_run_has_that_runs_constants() -> None:
+    """Qwen's column is 3 + 2 a byte, and says so of a run whose own column is 5 + 7 a byte."""
+    tokens = np.arange(1.0, 2 * FITTED_ON + 1)
+    qwen = PhoneRun(dict.fromkeys(QUANTITIES, 3 + 2 * tokens), {}, tokens)
+    other = PhoneRun(dict.fromkeys(QUANTITIES, 5 + 7 * tokens), {}, tokens, GEMMA)
+    assert np.allclose(other.line("io", qwen), 3 + 2 * tokens)
+    assert np.allclose(other.line("io"), 5 + 7 * tokens)
+
+
+def test_every_token_of_a_run_that_nothing_is_fitted_to_is_scored() -> None:
+    column = dict.fromkeys(QUANTITIES, np.ones(6))
+    run = PhoneRun(column, {name: 1.5 * one for name, one in column.items()}, np.ones(6), GPT_OSS)
+    assert run.error("wall").tolist() == [0.5] * 6
+    assert run.half == 3
+
+
+def test_the_printed_lines_of_another_run_set_it_beside_both_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Predicted 10 % too long; Qwen's line is half as much, the run's own meets it."""
+    tokens = np.arange(1.0, 2 * FITTED_ON + 1)
+    qwen = PhoneRun(dict.fromkeys(QUANTITIES, tokens), dict.fromkeys(QUANTITIES, tokens), tokens)
+    column = dict.fromkeys(QUANTITIES, 2 * tokens)
+    predicted = {name: 1.1 * one for name, one in column.items()}
+    run = PhoneRun(column, predicted, tokens, GEMMA)
+    monkeypatch.setattr(phone, "read_runs", lambda folder: [qwen, run])
+    _, _, head, whole, half = phone_lines(Path("any"))
+    assert head.startswith("Phone, Gemma-4-26B-A4B: system=lru loader=bigmoe")
+    assert head.endswith("nothing of this run is fitted.")
+    assert "Its 128 tokens" in whole
+    assert "a line with Qwen3-30B-A3B's constants" in whole
+    assert "stall 10.0% (+10.0%; a line 50.0%, -50.0%)" in whole
+    assert "stall 10.0% (a line 0.0%)" in half
+
+
+# A log by hand, of the published schema
+
+
+def routes_by_hand(model: str, arch: str, layers: int, size: int, top_k: int) -> str:
+    """One prompt token and two decoded ones; each layer asks for experts 0 and on, then for others.
+
+    The second decoded token finds what the first has read.
+    """
+    lines = [
+        "# route_trace v1",
+        f"# model=/data/{model}.gguf arch={arch} n_layer={layers} n_expert=128"
+        f" n_expert_used={top_k}",
+        *(f"# layer={layer} expert_bytes={size} dense_bytes=40000000" for layer in range(layers)),
+        "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes",
+    ]
+    for step, (first, resident) in enumerate(((0, 0), (top_k, 0), (top_k, 1))):
+        lines += [
+            f"0,{min(step, 1)},{step},{layer},{slot},{first + slot},{0.9 - slot / 10:.1f},"
+            f"{resident},{0 if resident else size}"
+            for layer in range(layers)
+            for slot in range(top_k)
+        ]
+    return "\n".join([*lines, ""])
+
+
+HAND = {
+    QWEN: ("Qwen3-30B-A3B-Q4_K_M", "qwen3moe", 48, 3_059_712, 6),
+    GEMMA: ("google_gemma-4-26B-A4B-it-Q4_K_M", "gemma4", 30, 4_336_640, 6),
+    GPT_OSS: ("gpt-oss-120b-Q4_K_M", "gpt-oss", 36, 13_219_200, 2),
+}
+TIMES = "step,wall_ms,io_ms,stall_ms,read_bytes\n1,200,300,100,500\n2,100,10,5,7\n# summary\n"
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phone")
+    for recording, told in HAND.items():
+        (folder / recording.routes).write_text(routes_by_hand(*told), encoding="utf-8")
+        (folder / recording.metrics).write_text(TIMES, encoding="utf-8")
+    return folder
+
+
+def test_each_run_whose_files_are_there_is_simulated_with_its_own_sizes(by_hand: Path) -> None:
+    runs = read_runs(by_hand)
+    assert [run.recording for run in runs] == [QWEN, GEMMA, GPT_OSS]
+    for run in runs:
+        _, _, layers, size, top_k = HAND[run.recording]
+        first, second = run.predicted["io"]
+        read_ms = layers * top_k * size / 0.886928e6
+        assert read_ms < first < 1.3 * read_ms
+        assert second == 0
+        assert run.measured["stall"].tolist() == [100.0, 5.0]
+
+
+def test_a_run_with_one_of_its_two_files_is_refused(by_hand: Path, tmp_path: Path) -> None:
+    for recording, told in HAND.items():
+        (tmp_path / recording.routes).write_text(routes_by_hand(*told), encoding="utf-8")
+    (tmp_path / QWEN.metrics).write_text(TIMES, encoding="utf-8")
+    with pytest.raises(PhoneError, match=r"gemma\.metrics is not there"):
+        read_runs(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,16 @@ def test_no_ram_cache_knows_what_will_be_missing_on_the_device() -> None:
 
 
 # Contracts: C141
-@pytest.mark.parametrize("word", [LANES, UNIT, BY_PROJECTION, "+hardware.host.load_us=3.0"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        LANES,
+        UNIT,
+        BY_PROJECTION,
+        "+hardware.host.load_us=3.0",
+        "+hardware.host.load_gb_per_s=3.0",
+    ],
+)
 def test_a_device_has_none_of_it(word: str) -> None:
     cfg, system = configure("system=lru", word, config="real")
     with pytest.raises(ValueError, match="a device's engines read whole variants"):
