@@ -15,10 +15,17 @@ class Slowed:
 
     def __init__(self, scenario: Scenario, workload: ScenarioWorkload, factor: int) -> None:
         self._durations, self._factor = ScenarioDurations(scenario, workload), factor
-        told = vars(scenario.host)
-        wakes = tuple((idle * factor, ns * factor) for idle, ns in told["wakes"])
-        times = {name: ns * factor for name, ns in told.items() if name != "wakes"}
-        self.host = HostCosts(**times, wakes=wakes)
+        host = self._durations.host
+        rate = host.load_bytes_per_s
+        self.host = HostCosts(
+            sync_ns=host.sync_ns * factor,
+            issue_ns=host.issue_ns * factor,
+            wake_ns=host.wake_ns * factor,
+            post_ns=host.post_ns * factor,
+            wakes=tuple((idle * factor, ns * factor) for idle, ns in host.wakes),
+            load_ns=host.load_ns * factor,
+            load_bytes_per_s=None if rate is None else rate / factor,
+        )
         self.prediction_ns = scenario.prediction_ns * factor
 
     def dense_ns(self, step: Step) -> Sequence[int]:
