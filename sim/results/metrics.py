@@ -1,6 +1,7 @@
 """Computes the summary of a run, for both drivers: each key has its line here.
 
-Formulas of several lines are in the modules beside this one: hits, latency, forecasts, stalls.
+Formulas of several lines are in the modules beside this one: hits, latency, forecasts, stalls. What only
+some runs have is in `sections`.
 
 docs/contracts/outputs.md defines the metrics in words.
 """
@@ -15,7 +16,6 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
-from sim.machine.swap import SwappedDurations
 from sim.results.believed import calibration_section, decode_parts
 from sim.results.bounded import bounds_section
 from sim.results.forecasts import prediction
@@ -26,8 +26,14 @@ from sim.results.labels import labels_of
 from sim.results.latency import Floats, prefill_time, request_times
 from sim.results.prefixes import prefixes_section, tiers_told
 from sim.results.run import Run
+from sim.results.sections import (
+    drafts_section,
+    growing_section,
+    paging_section,
+    slowed_section,
+)
 from sim.traces.trace import Header, trace_sha256
-from sim.values.types import Event, Geometry, PrefetchOutcome
+from sim.values.types import Geometry, PrefetchOutcome
 from sim.values.units import seconds
 from sim.values.version import VERSION
 from sim.workload.speculation import OFFLOADED
@@ -71,16 +77,16 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "trace": _trace(run),
         "labels": labels_of(run, frames.needs).kinds(),
         "overrides": list(run.changed),
-        "budget": {**_budget(run), **_growing(frames)},
+        "budget": {**_budget(run), **growing_section(frames)},
         "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),
         **request_times(frames),
-        "drafts": _drafts(frames),
+        "drafts": drafts_section(frames),
         **prefixes_section(run, stalls["dense"]),
         "compute_busy_s": seconds(busy),
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
-        "slowed_s": _slowed(run, frames),
-        **_paging(run, frames),
+        "slowed_s": slowed_section(run, frames),
+        **paging_section(run, frames),
         "lookups": lookups,
         "hit_ratio": hit_ratio(decode),
         "hit_ratio_prefill": hit_ratio(prefill),
@@ -105,63 +111,6 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "contracts": _contracts(run),
         "ci95": _intervals(frames, decode),
     }
-
-
-def _drafts(frames: Frames) -> dict[str, float | None] | None:
-    """The drafts that were checked and kept, and the tokens that a step of a sequence gave.
-
-    Where drafts offload their experts, also the hits of their lookups, and the time of their steps.
-    None where no token is drafted.
-    """
-    if not frames.workload.speculation.tokens:
-        return None
-    decoded = frames.tokens.filter(pl.col("phase") == "decode")
-    given = int(decoded["new_tokens"].sum())
-    return {
-        "checked": int(decoded["drafts"].sum()),
-        "kept": given - len(decoded),
-        "tokens_per_step": given / len(decoded),
-        **_drafting(frames),
-    }
-
-
-def _drafting(frames: Frames) -> dict[str, float | None]:
-    """The hits of the lookups of drafts, and the time of their steps; {} where experts stay."""
-    if not frames.workload.speculation.sites:
-        return {}
-    steps = frames.tokens.filter(pl.col("phase") == "draft").unique("step")
-    return {
-        "hit_ratio": hit_ratio(frames.needs.filter(pl.col("phase") == "draft")),
-        "time_s": seconds(int((steps["end_ns"] - steps["start_ns"]).sum())),
-    }
-
-
-def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
-    """How much longer each party's work took than alone, in seconds.
-
-    None on a machine without contention.
-    """
-    parties = ("compute", "cpu", *run.hardware.link_names)
-    slowed = frames.record.slowed_ns
-    return (
-        {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
-    )
-
-
-def _paging(run: Run, frames: Frames) -> dict[str, Any]:
-    """The section of a run whose weights are swapped, else {} (contract C183)."""
-    durations = run.durations
-    paging = durations.paging if isinstance(durations, SwappedDurations) else None
-    if paging is None:
-        return {}
-    came, went = frames.record.paged
-    told = {
-        "in_pages": came,
-        "out_pages": went,
-        "seconds": seconds(came * paging.in_ns + went * paging.out_ns),
-        "room_bytes": paging.room_bytes,
-    }
-    return {"paging": told}
 
 
 def _trace(run: Run) -> dict[str, Any]:
@@ -235,17 +184,6 @@ def _budget(run: Run) -> dict[str, Any]:
         "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
         "resident_share": run.resident_share,
     }
-
-
-def _growing(frames: Frames) -> dict[str, Any]:
-    """The fewest and most bytes of the pools, and how many keys gave way, where slots shrink."""
-    if frames.kv_room is None:
-        return {}
-    slot_bytes, events = frames.ledger["slot_bytes"], frames.controller.event_columns
-    made_room_for = zip(events["kind"], events["value"], strict=True)
-    trimmed = sum(kind == Event.EVICT and key < 0 for kind, key in made_room_for)
-    told = {"least_bytes": min(slot_bytes), "most_bytes": max(slot_bytes), "trimmed": trimmed}
-    return {"growing": told}
 
 
 def _all_bytes(geometry: Geometry) -> int:
