@@ -141,6 +141,23 @@ def test_experts_below_the_threshold_are_not_named_and_the_likeliest_is_first() 
     assert list(ready(threshold=0.2).predict(gate(0, 0, [1]))) == []
 
 
+def test_what_followed_a_sites_own_choice_does_not_count_after_a_prompt() -> None:
+    """Site 1 asked for 0 twice, so that its tables have a lift after its own 0; the prompt takes
+    that away.
+
+    Late: 0.5625 and 0.375. Of all: 2.1 / 2.2 and 0.1 / 2.2. Lifts after site 0's 1, seen twice:
+    (2 + 21/22) / (3 * 21/22) = 65/63, and 1/3. After site 0's 1 of the token before, seen once:
+    (1 + 21/22) / (2 * 21/22) = 43/42, and 1/2; its weight is 0.2.
+    """
+    twice = [*TABLE, gate(2, 0, [1]), gate(3, 1, [0])]
+    _, found = odds(seen(ready(), *twice, gate(4, 1, [0], [1])), gate(5, 0, [1]))
+    expected = {
+        0: (0.5725 * 21 / 22) ** 0.5 * (65 / 63) ** 0.4 * (43 / 42) ** 0.2,
+        1: (0.385 / 22) ** 0.5 * (1 / 3) ** 0.4 * 0.5**0.2,
+    }
+    assert found == pytest.approx(expected)
+
+
 def test_a_prompt_forecasts_nothing_and_moves_the_late_shares_only() -> None:
     """Two tokens of one sequence: (1 - 1/4) * 1/2 for the expert of one of them."""
     predictor = ready()
