@@ -7,7 +7,7 @@ and each log is replayed into a fresh controller.
 
 from __future__ import annotations
 
-from itertools import cycle
+from zlib import crc32
 
 import pytest
 
@@ -47,13 +47,22 @@ USUAL = (
 """One of each kind; the others, of the same parts, run where time is no matter (``make
 thorough``).
 """
+
+
+def share_of(system: str) -> float:
+    """By the system's name, so that a new system moves no other one to another share. At a quarter
+    swapmoe loads nothing.
+    """
+    return 0.5 if system == "swapmoe" or crc32(system.encode()) % 2 else 0.25
+
+
 CASES = [
     pytest.param(
         system,
-        (f"budget.resident_share={share}", *ALONE),
+        (f"budget.resident_share={share_of(system)}", *ALONE),
         marks=() if system in USUAL else pytest.mark.thorough,
     )
-    for system, share in zip(SYSTEMS, cycle((0.25, 0.5)), strict=False)
+    for system in SYSTEMS
 ]
 
 

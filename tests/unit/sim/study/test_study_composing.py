@@ -15,12 +15,12 @@ from sim.values.places import CONF
 
 ONLY_HYDRAS = ("study", "experiment", "devices")
 """Groups of which nothing is chosen by default, or whose files belong inside another section."""
-SET_A_BUDGET = ("edgemoe", "resident_int2")
+MORE_THAN_CHOICES = ("edgemoe", "expected_needs", "resident_int2")
 """The systems whose files are more than choices, so that hydra composes them."""
 FILES = sorted(
     f"{path.parent.name}={path.stem}"
     for path in CONF.glob("*/*.yaml")
-    if path.parent.name not in ONLY_HYDRAS and path.stem not in SET_A_BUDGET
+    if path.parent.name not in ONLY_HYDRAS and path.stem not in MORE_THAN_CHOICES
 )
 
 
@@ -65,7 +65,7 @@ def test_no_choice_is_the_default_and_of_two_the_word_holds_against_the_system()
     [
         "+experiment=more_memory",
         "experiment=more_memory",
-        *(f"system={name}" for name in SET_A_BUDGET),
+        *(f"system={name}" for name in MORE_THAN_CHOICES),
         "system=none_such",
         "cache=[lru]",
         "seed=1",
