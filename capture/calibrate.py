@@ -24,6 +24,7 @@ from rich.table import Table
 
 from capture.synthetic.calibration import Stack, calibrate
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import saying
 from sim.synthetic.preset import Fit, Preset, load_preset, preset_names, write_fits
 from sim.values.places import IS_CHECKOUT, PRESETS
@@ -109,12 +110,7 @@ def main(arguments: Sequence[str]) -> int:
         console.print(
             fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit)
         )
-        console.print(
-            f"{path}, {time.monotonic() - begun:.0f} s",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_text(console, f"{path}, {time.monotonic() - begun:.0f} s")
     return 0
 
 

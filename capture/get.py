@@ -18,6 +18,7 @@ from capture.importers.catalogue import entry, fetched, table
 from capture.importers.formats import import_into, parse, summary
 from capture.importers.source import ImportFailure
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.results.outputs import folder_for, own_folder
 from sim.traces.trace import TraceError
 from sim.verbs.table import verb_of
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         f"licence: {wanted.licence}; from {wanted.source}",
         f"files: {output_dir}; {run} replays it",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     return 0
 
 

@@ -51,6 +51,7 @@ from rich.console import Console
 from capture.importers.formats import import_into, parse, summary
 from capture.importers.source import ImportFailure
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import own_folder
 from sim.traces.trace import TraceError, trace_sha256
@@ -88,11 +89,10 @@ def main(arguments: Sequence[str]) -> int:
     except (ImportFailure, TraceError, OSError) as error:
         print(f"import: {error}", file=sys.stderr)
         return 2
-    console.print(
+    print_text(
+        console,
         f"{summary(header)}\n{output_dir}, {trace_sha256(header)[:12]},"
         f" {time.monotonic() - begun:.1f} s\nnext: {run_of(asdict(header.model), output_dir)}",
-        markup=False,
-        soft_wrap=True,
     )
     return 0
 

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from capture.linting.checks import CHECKS, top_k
+from sim.process.printing import print_text
 from sim.traces.prefill import decoded_part
 from sim.traces.trace import Finding, ModelShape, Trace, TraceError, read_trace, write_findings
 from sim.values.places import CONF
@@ -73,9 +74,7 @@ def _top_k_of(path: Path, shape: ModelShape) -> int | None:
 def show(findings: Sequence[Finding], title: str, console: Console) -> None:
     """Print a table with a row per finding."""
     if not findings:
-        console.print(
-            f"{title}: nothing found by {', '.join([*CHECKS, top_k.__name__])}", markup=False
-        )
+        print_text(console, f"{title}: nothing found by {', '.join([*CHECKS, top_k.__name__])}")
         return
     table = Table("check", "", "finding", title=title, title_justify="left", show_lines=True)
     for finding in findings:

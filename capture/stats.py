@@ -39,6 +39,7 @@ from capture.statistics.published import PAPERS
 from capture.statistics.report import STATISTICS, Report, merged, report
 from capture.statistics.sample import PHASES
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import own_folder
 from sim.traces.flags import check_flags
@@ -189,20 +190,19 @@ def main(arguments: Sequence[str]) -> int:
     console.print(summary_table(reports, tables["summary"]))
     for name, of in reports.items():
         for statistic, reason in of.missing.items():
-            console.print(f"{name}: no {statistic}: {reason}", markup=False, soft_wrap=True)
+            print_text(console, f"{name}: no {statistic}: {reason}")
         prior = of.tables.get("prior_coverage")
         if prior is not None and prior["evaluated"][0] == "in sample":
-            console.print(
+            print_text(
+                console,
                 f"{name}: prior_coverage is in sample, which flatters it: no fit or no eval"
                 " sequences",
-                markup=False,
-                soft_wrap=True,
             )
     used = set(tables["summary"]["source"].drop_nulls().str.split(",").list.first())
     for paper in sorted(used):
-        console.print(f"{paper}: {PAPERS[paper]}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"{paper}: {PAPERS[paper]}")
     where = f", files: {asked.output_dir}" if asked.output_dir is not None else ""
-    console.print(f"{time.monotonic() - begun:.1f} s{where}", markup=False, soft_wrap=True)
+    print_text(console, f"{time.monotonic() - begun:.1f} s{where}")
     return 0
 
 

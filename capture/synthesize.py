@@ -38,6 +38,7 @@ import numpy as np
 from rich.console import Console
 
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import tracked
 from sim.results.outputs import own_folder
 from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
@@ -146,14 +147,13 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"synthesize: {error}", file=sys.stderr)
         return 2
-    console.print(_told(preset, reading, fit), markup=False, soft_wrap=True)
+    print_text(console, _told(preset, reading, fit))
     shape = preset.shape
-    console.print(
+    print_text(
+        console,
         f"{header.name}: {len(synthetic.trace.step)} tokens of {shape.sites} x {shape.experts}"
         f" top-{shape.top_k} in {output_dir}, {trace_sha256(header)[:12]},"
         f" {time.monotonic() - begun:.1f} s\nnext: {run_of(asdict(shape), output_dir)}",
-        markup=False,
-        soft_wrap=True,
     )
     return 0
 

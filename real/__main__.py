@@ -26,6 +26,7 @@ from real.driver.loop import Driver
 from real.setup.execute import Result, lateness, measure, replay_driver
 from real.setup.prepare import Prepared, Request, prepare_replay, read_request
 from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
 from sim.setup.command import changed, compose_once, forget_made, output_folder, system_name
@@ -129,8 +130,8 @@ def _write(
     console = Console()
     print_summary(summary, console)
     if told := lateness(summary["real"]):
-        console.print(told, soft_wrap=True, markup=False)
-    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, told)
+    print_text(console, f"files: {output_dir}")
 
 
 def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:

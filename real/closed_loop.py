@@ -32,6 +32,7 @@ from real.lossy.loops import MODES, Shift
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
 from sim.results.looks import looks, save
@@ -102,7 +103,7 @@ def print_shifts(shifts: Sequence[Shift], console: Console) -> None:
             table.add_row(shift.system, *(escape(_text(cell)) for cell in cells))
         console.print(table)
     for line in (*told(_named(shifts)), *sentences(shifts)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, line)
 
 
 def _named(shifts: Sequence[Shift]) -> list[tuple[str, Labels]]:
@@ -215,7 +216,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console(width=WIDTH)
     print_shifts(shifts, out)
-    out.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
+    print_text(out, f"files: {place}")
     return 0 if all(shift.is_zero for shift in shifts if shift.lossless) else 1
 
 

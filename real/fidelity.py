@@ -42,6 +42,7 @@ from real.suite.pairs import (
 from real.suite.pairs_page import HEAD, all_lines, cells, draw, line_cells, markdown
 from sim.machine.hardware import NEVER
 from sim.machine.validated import Validated
+from sim.process.printing import print_text
 from sim.results.outputs import check_writable
 from sim.verbs.names import names, of_file
 from sim.verbs.table import verb_of
@@ -69,13 +70,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2
     for line in told:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     found = all_lines(pairs)
     console.print(_table("errors of predicted times", HEAD, map(cells, groups(pairs))))
     console.print(_table("what is asked", ("line", "found", "asked", ""), map(line_cells, found)))
     wrong = [] if "control" in given else list(disagreeing(validated_of(pairs)))
     for line in wrong:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     return 0 if all(line.holds for line in found) and not wrong else 1
 
 

@@ -38,6 +38,7 @@ from real.lossy.harness import harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.intervals import OVER
 from sim.results.outputs import own_folder
@@ -144,7 +145,7 @@ def print_quality(loops: Sequence[Loop], console: Console) -> None:
         table.add_row(title, *cells)
     console.print(table)
     for line in told_of_quality(loops):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, line)
     console.print(sentence(loops), highlight=False, soft_wrap=True)
 
 
@@ -196,7 +197,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console()
     print_quality(loops, out)
-    out.print(f"files: {request.output_dir}", markup=False, highlight=False, soft_wrap=True)
+    print_text(out, f"files: {request.output_dir}")
     return 0
 
 

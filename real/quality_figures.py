@@ -35,6 +35,7 @@ from real.lossy.sweep import SMALL, Sweep
 from real.lossy.whole import texts_of
 from real.store.experts import SwapError
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.values.places import ASSETS
 
@@ -179,7 +180,7 @@ def print_sweep(sweep: Sweep, model: str, console: Console) -> None:
         *(f"Order: {verdict.order.claim}: {verdict.text}." for verdict in sweep.verdicts),
     ]
     for line in said:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, line)
 
 
 @telling("the figures printed above are written")
@@ -204,20 +205,13 @@ def main(words: Sequence[str]) -> int:
                 except ValueError as error:
                     if not request.every:
                         raise
-                    out.print(
-                        f"{name}: left out: {error}", highlight=False, markup=False, soft_wrap=True
-                    )
+                    print_text(out, f"{name}: left out: {error}")
                     continue
                 print_sweep(sweep, request.name, out)
                 place = request.output_dir / f"{name}-{request.name}"
                 sweep.frame.write_parquet(place.with_suffix(".parquet"))
                 files = draw(sweep, request.name, place)
-                out.print(
-                    f"files: {' '.join(map(str, files))} {place}.parquet",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                print_text(out, f"files: {' '.join(map(str, files))} {place}.parquet")
     except WRONG_INPUT as error:
         print(f"quality_figures: {str(error).strip()}", file=sys.stderr)
         return 2

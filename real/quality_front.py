@@ -32,6 +32,7 @@ from real.lossy.assess import Assessment, Loop, identity
 from real.lossy.loss import Estimate, divergence_difference
 from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.fronts import front
 from sim.results.intervals import OVER
@@ -220,7 +221,7 @@ def print_points(points: Sequence[FrontPoint], console: Console) -> None:
         )
     console.print(table)
     for line in [*(f"{point.number}: {told(point.varied)}" for point in shown), *sentences(points)]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, line)
 
 
 def surroundings(loop: Loop) -> str:
@@ -376,7 +377,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console(width=WIDTH)
     print_points(points, out)
-    out.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
+    print_text(out, f"files: {place}")
     return 0
 
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from sim.process.interrupts import Terminated, code_of, telling
+from sim.process.printing import print_text
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import forget, own_folder, print_summary, write_outputs
@@ -93,7 +94,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
         return
     console = Console()
     print_summary(summary, console)
-    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
+    print_text(console, f"files: {output_dir}")
 
 
 def _take_flags() -> None:
@@ -146,7 +147,7 @@ def _tell_all() -> int:
         FOLDER[0].mkdir(parents=True, exist_ok=True)
         write(found, FOLDER[0])
         show(found, Console())
-        Console().print(f"files: {FOLDER[0]}", markup=False, highlight=False, soft_wrap=True)
+        print_text(Console(), f"files: {FOLDER[0]}")
     return 3 if REFUSED else 0
 
 

@@ -28,6 +28,7 @@ from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
 from sim.results.run import Run
@@ -58,11 +59,11 @@ def main(arguments: Sequence[str]) -> int:
     for table in tables_of(found):
         console.print(table)
     for label in told_of(found):
-        console.print(label, soft_wrap=True, markup=False, highlight=False)
+        print_text(console, label)
     for system, why in found.refused:
-        console.print(f"left out {system}: {why}", soft_wrap=True, markup=False)
-    console.print(text, soft_wrap=True, markup=False)
-    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"left out {system}: {why}")
+    print_text(console, text)
+    print_text(console, f"files: {place}")
     return 0
 
 

@@ -29,6 +29,7 @@ from sim.answers.time_audit_figure import draw
 from sim.answers.time_parts import Tables
 from sim.engine.simulate import simulate
 from sim.process.files import write_json
+from sim.process.printing import print_text
 from sim.results.frames import Frames
 from sim.results.labels import Labels, caption, labels_of
 from sim.results.outputs import check_writable
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     console = Console()
     console.print(table_of(found, title, labels))
-    console.print(sentence(found), soft_wrap=True, markup=False)
+    print_text(console, sentence(found))
     return 0
 
 

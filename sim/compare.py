@@ -18,6 +18,7 @@ from sim.answers.comparison import check_comparable, compared, conditions_of
 from sim.answers.comparison_words import answer, table_of
 from sim.answers.python import compare
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import tracked
 from sim.results.metrics import SCHEMA
 from sim.study.trials import Trial, prepared, trial
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     console = Console()
     console.print(table_of(found))
-    console.print(answer(found), soft_wrap=True, markup=False)
+    print_text(console, answer(found))
     return 0
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told, write_on
@@ -83,7 +84,7 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
                 _write_timeline(output_dir / "timeline.json", result, run.controller.loader.wait)
     report = _table(cells)
     console.print(report)
-    console.print(_answer(cells), soft_wrap=True, markup=False)
+    print_text(console, _answer(cells))
     (output_dir / "table.json").write_text(
         json.dumps(
             [
@@ -96,12 +97,10 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
         encoding="utf-8",
     )
     _draw(output_dir / "comparison.png", cells)
-    console.print(
+    print_text(
+        console,
         f"files: {output_dir}/comparison.png, comparison.svg, table.json, timeline.json (open it in"
         " ui.perfetto.dev)",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
 
 

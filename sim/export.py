@@ -30,6 +30,7 @@ from sim.answers.serving_words import points_of, replay_command, told_of
 from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
 from sim.study.trials import Trial, prepared, trial
@@ -64,11 +65,11 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     console.print(table_of(found))
     for line, why in found.refused.items():
-        console.print(f"left out {line.line()}: {why}", soft_wrap=True, markup=False)
-    console.print(text, soft_wrap=True, markup=False)
+        print_text(console, f"left out {line.line()}: {why}")
+    print_text(console, text)
     told = _repeated(found, given)
-    console.print(f"run with: {told}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
+    print_text(console, f"run with: {told}")
+    print_text(console, f"files: {place}")
     return 0
 
 
@@ -102,10 +103,10 @@ def _hand_over(words: Words, place: Path, console: Console) -> None:
     }
     write_json(place / "answer.json", content)
     console.print(points_of(found))
-    console.print(text, soft_wrap=True, markup=False)
+    print_text(console, text)
     command = replay_command(size)
-    console.print(f"run there: {command}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
+    print_text(console, f"run there: {command}")
+    print_text(console, f"files: {place}")
 
 
 def _search(words: Words, given: Sequence[str]) -> Search:

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from sim.process.files import write_json
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.process.shared import Shared
 from sim.results.labels import Labels, labels_of, told, write_on
@@ -181,10 +182,10 @@ def show(found: Frontier, console: Console) -> None:
         gib = slots * found.slot_bytes / GIB
         table.add_row(str(slots), f"{slots / found.most:.1%}", f"{gib:.3g}", *cells)
     said = f"{found.title}: hit ratio of decode (loads of the whole run, x the fewest of any cache)"
-    console.print(said, soft_wrap=True, markup=False, highlight=False)
+    print_text(console, said)
     console.print(table)
     for line in _lines(found):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        print_text(console, line)
 
 
 def _cell(one: Policy, slots: int) -> str:

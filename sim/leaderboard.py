@@ -29,6 +29,7 @@ from sim.board.entries import Board, Entry, Left, boards_of, check_entrant, ente
 from sim.board.page import coverage_of, page
 from sim.process.files import write_json
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.results.intervals import OVER
 from sim.results.labels import told
 from sim.results.overview import LOSSLESS
@@ -143,13 +144,13 @@ def show(
 ) -> None:
     """Print the first of each board, and what a reader must know of all."""
     for board in boards:
-        console.print(board.title, soft_wrap=True, markup=False, highlight=False)
+        print_text(console, board.title)
         console.print(_shown(board, against, top))
-        console.print(coverage_of(board), soft_wrap=True, markup=False, highlight=False)
+        print_text(console, coverage_of(board))
     named = [(one.name, one.labels) for board in boards for one in board.entries]
     refused = [f"{len(left)} not entered; the page says why."] if left else []
     for line in ("", *told(named), f"In brackets: 95 % intervals. {OVER}", *refused):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        print_text(console, line)
 
 
 def _shown(board: Board, against: str, top: int) -> Table:

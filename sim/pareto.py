@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.process.printing import print_text
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, from_row, labels_in, told, write_on
@@ -271,7 +272,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
     console.print(table)
     on = [points[i].name for i in order if marks[i]]
     for line in (f"On the front: {'; '.join(on)}.", *told(_named(points))):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, line)
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
@@ -361,9 +362,7 @@ def main(words: Sequence[str]) -> int:
         except OSError as error:
             print(f"pareto: {error}", file=sys.stderr)
             return 2
-        console.print(
-            f"files: {' '.join(map(str, files))}", markup=False, highlight=False, soft_wrap=True
-        )
+        print_text(console, f"files: {' '.join(map(str, files))}")
     return 0
 
 

@@ -28,6 +28,7 @@ from rich.table import Table
 
 from sim.process.files import write_json
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import tracked
 from sim.process.shared import Shared
 from sim.results.frames import Frames
@@ -188,9 +189,9 @@ def main(words: Sequence[str]) -> int:
     console = Console()
     console.print(table)
     for text in told((cells[0].system, from_row(row)) for row in found["labels"]):
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        print_text(console, text)
     if directory is not None:
-        console.print(f"files: {directory}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"files: {directory}")
     return 0
 
 

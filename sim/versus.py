@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.answers.comparison import row_conditions, short
+from sim.process.printing import print_text
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
@@ -195,12 +196,12 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
                 *map(escape, ahead),
             )
         console.print(table)
-        console.print(told_of(group, name), highlight=False, markup=False, soft_wrap=True)
+        print_text(console, told_of(group, name))
     brackets = f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}"
     labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
     alone = [f"Beside no {name}: {one.system} ({one.overrides}): {one.why}." for one in found.alone]
     for line in (*labels, brackets, *alone):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, line)
 
 
 def _short(ahead: Paired) -> str:

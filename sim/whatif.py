@@ -27,6 +27,7 @@ from sim.answers.whatif_words import sentence, table_of
 from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.labels import labels_in, told
 from sim.results.latency import decode_time_and_tokens
@@ -262,12 +263,12 @@ def _tell(found: Answer, system: str, output_dir: Path) -> None:
     if found.growth:
         console.print(growth_table(found.growth))
     for why in found.refused:
-        console.print(f"left out {why}", soft_wrap=True, markup=False)
+        print_text(console, f"left out {why}")
     text = sentence(found, system)
-    console.print(text, soft_wrap=True, markup=False)
+    print_text(console, text)
     _write(output_dir, found, text, system)
     shutil.rmtree(output_dir / KEPT)
-    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
+    print_text(console, f"files: {output_dir}")
 
 
 def _check_output(directory: Path, overwrite: bool) -> None:

@@ -32,6 +32,7 @@ from capture.recording.prompts import Passage, cut_passages, prompts_file, read_
 from capture.recording.record import Recording
 from capture.recording.settings import Settings
 from capture.recording.shards import Shards
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.traces.trace import Header, ModelShape, trace_sha256
 from sim.values.units import MIB
@@ -220,9 +221,6 @@ def _report(
     # Of encoder-decoders and null experts a stand-in would need more words.
     is_plain = not header.encoder_sites and not header.null_experts
     run = f"; next: {run_of(asdict(header.model), directory)}" if is_plain else "."
-    console.print(
-        f"Recorded {decoded} decode tokens of {header.model.name} in {directory}{run}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+    print_text(
+        console, f"Recorded {decoded} decode tokens of {header.model.name} in {directory}{run}"
     )

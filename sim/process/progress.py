@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from sim.process.printing import print_text
+
 LINE_EVERY_S = 10.0
 LOOK_EVERY_S = 0.5
 """How often it is looked whether a line is due, of work that says nothing by itself."""
@@ -63,12 +65,7 @@ class Shown(Progress):
         of = "" if task.total is None else f" of {task.total:g}"
         done = f": {task.completed:g}{of}" if of or task.completed else ","
         note = f", {task.fields['note']}" if task.fields.get("note") else ""
-        self.console.print(
-            f"{task.description}{done} after {now - self._begun:.0f} s{note}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_text(self.console, f"{task.description}{done} after {now - self._begun:.0f} s{note}")
 
 
 def tracked(items: Iterable[Item], description: str) -> Iterator[Item]:

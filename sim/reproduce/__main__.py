@@ -28,6 +28,7 @@ from rich.progress import (
 )
 
 from sim.process.interrupts import telling
+from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.reproduce import report
 from sim.reproduce.arms import ArmError
@@ -183,7 +184,7 @@ def main(words: Sequence[str]) -> int:
         f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files:"
         f" {request.output_dir}",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     return 0
 
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.process.files import write_json
+from sim.process.printing import print_text
 from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import VERDICTS, Verdict, counts
@@ -240,4 +241,4 @@ def show(
     """Print a paper's table, its worked checks, its counts and its labels."""
     console.print(table(paper, verdicts))
     for line in (*checks, f"{paper.title}: {counted(verdicts)}", *told(by_claim(verdicts))):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, line)

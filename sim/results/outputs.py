@@ -26,6 +26,7 @@ from rich.table import Table
 
 from sim.machine.precision import AS_STORED
 from sim.process.interrupts import held_back
+from sim.process.printing import print_text
 from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT
 from sim.results.frames import Frames
@@ -285,10 +286,10 @@ def print_summary(summary: Summary, console: Console) -> None:
         table.add_row(name, "-" if value is None else f"{value:.4g} {unit}".rstrip(), bounds)
     console.print(table)
     for finding in summary["trace"]["findings"] or ():
-        console.print(f"WARNING: the trace: {finding}", soft_wrap=True, markup=False)
+        print_text(console, f"WARNING: the trace: {finding}")
     if (sizes := summary["trace"]["expert_bytes"]) and sizes["note"]:
-        console.print(f"NOTE: {sizes['note']}", soft_wrap=True, markup=False)
-    console.print(answer(summary), soft_wrap=True, markup=False)
+        print_text(console, f"NOTE: {sizes['note']}")
+    print_text(console, answer(summary))
 
 
 def _labels(labels: Labels) -> str:

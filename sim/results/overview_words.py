@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.process.files import write_json
+from sim.process.printing import print_text
 from sim.results.intervals import OVER
 from sim.results.labels import told
 from sim.results.overview import BOUND, LOSSLESS, LOSSY, Line, Overview, Refused, Set
@@ -117,9 +118,9 @@ def show(found: Overview, console: Console) -> None:
         console.print(table)
         for one in found.sets:
             if one.title == title:
-                console.print(verdict(one), markup=False, highlight=False, soft_wrap=True)
+                print_text(console, verdict(one))
     for text in (*notes(found), *_not_shown(found, most)):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, text)
 
 
 def _not_shown(found: Overview, most: int) -> Iterator[str]:
