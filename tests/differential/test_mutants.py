@@ -304,6 +304,7 @@ def difference(mutant: Mutant, seed: int) -> str | None:
         return f"breaks down: {error!r}"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name].plant(monkeypatch)

@@ -102,6 +102,7 @@ def test_the_summary_is_what_the_tables_say(ran: tuple[Run, Result]) -> None:
 
 
 # Contracts: C103
+@pytest.mark.alike
 def test_busy_and_idle_time_make_up_the_makespan(ran: tuple[Run, Result]) -> None:
     _, result = ran
     frames = result.frames
