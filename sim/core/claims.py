@@ -43,6 +43,7 @@ class Claims:
         "_plane",
         "_ram_link",
         "_rows",
+        "_serving_alone",
         "_stages",
         "_transfer_of",
         "_writes_back",
@@ -88,6 +89,9 @@ class Claims:
             ]
             for p in range(len(geometry.precisions))
         ]
+        # From this key on a variant that is absent may be served by another one. The highest
+        # precision is served by none, unless lower ones may serve it.
+        self._serving_alone = 0 if loader.low_for_high else self._plane
         self.calls = 0
         self.events: list[int] = []
         """Rows of four ints, flat: call, kind, key, value (see `Event`). A run that packs its

@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.core.loader import Loader
-from sim.core.lookups import FOUND, HIGH_FOR_LOW, LOW_FOR_HIGH, NOT_COMPUTED, Answer, Lookups
-from sim.core.ram import HIT
+from sim.core.lookups import FOUND, NOT_COMPUTED, Answer, Lookups
 from sim.core.rerouting import serve
 from sim.core.simple import how_simple
 from sim.core.slots import UNUSED
@@ -324,24 +323,25 @@ class Controller(Lookups):
             admitted = [
                 key + p * plane if p >= 0 else SKIP for key, p in zip(needs, wanted, strict=True)
             ]
+        serving_alone, is_served_by_others = self._serving_alone, False
         for place, key in enumerate(admitted):
-            if state[key] > UNUSED and key >= 0:
-                admitted[place] = self._serving(key)
+            if state[key] > UNUSED and key >= serving_alone:
+                admitted[place] = serving = self._serving(key)
+                is_served_by_others |= serving != key
         keys, asked = admitted, wanted
         if SKIP in admitted:
             keys, asked = [k for k in admitted if k != SKIP], [p for p in wanted if p >= 0]
         protection.pins = keys
         if self._prefetches_of[site] or self._cancels_all:
             self._cancel_passed(site, keys)
-        key_bytes, outcomes = self._key_bytes, list[int]()
+        key_bytes, outcomes = self._key_bytes, [FOUND[state[key]] for key in keys]
         waits: dict[int, Transfer] = {}
-        for key, p in zip(keys, asked, strict=True):
-            outcome = FOUND[state[key]]
+        for place, outcome in enumerate(outcomes):
             if outcome:
-                outcome = self._act(key, outcome, key_bytes[key], waits)
-            if outcome == HIT and key // plane != p:
-                outcome = HIGH_FOR_LOW if key // plane < p else LOW_FOR_HIGH
-            outcomes.append(outcome)
+                key = keys[place]
+                outcomes[place] = self._act(key, outcome, key_bytes[key], waits)
+        if is_served_by_others:
+            self._tell_precisions(keys, asked, outcomes)
         self.cache.on_requests(keys, asked, outcomes, gate)
         if keys is not admitted:
             found = iter(outcomes)

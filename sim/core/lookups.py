@@ -102,7 +102,7 @@ class Lookups(Prefetches):
         """
         keys = [key for key in admitted if key != SKIP]
         asked = [p for p in wanted if p >= 0]
-        state, staged, plane = self.state, self.staging.holds, self.geometry.plane
+        state, staged = self.state, self.staging.holds
         outcomes = [FOUND[state[key]] for key in keys]
         waits = None
         if not self._loads_all:
@@ -114,9 +114,7 @@ class Lookups(Prefetches):
                 places = [place for place, p in enumerate(wanted, start=first) if p >= 0]
                 waits = self._settle(keys, outcomes, gate, places)
         if len(self.geometry.precisions) > 1:
-            for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
-                if outcomes[index] == HIT and key // plane != p:
-                    outcomes[index] = HIGH_FOR_LOW if key // plane < p else LOW_FOR_HIGH
+            self._tell_precisions(keys, asked, outcomes)
         if self._stages or not self._loads_all:
             self._outside += [key for key in keys if staged[key] or state[key] > UNUSED]
         self.cache.on_requests(keys, asked, outcomes, gate)
@@ -137,6 +135,15 @@ class Lookups(Prefetches):
         if not self.simple.gates:
             self.lookup_wanted += wanted
         return outcomes, waits
+
+    def _tell_precisions(
+        self, keys: Sequence[int], asked: Sequence[int], outcomes: list[int]
+    ) -> None:
+        """Tell hits at another precision than the one that was asked for from plain hits."""
+        plane = self._plane
+        for place, (key, p) in enumerate(zip(keys, asked, strict=True)):
+            if outcomes[place] == HIT and key // plane != p:
+                outcomes[place] = HIGH_FOR_LOW if key // plane < p else LOW_FOR_HIGH
 
     def _record_rerouted(self, outcomes: list[int], first: int) -> list[int]:
         """Write down an admission in which other experts may serve: its outcomes, as drivers are

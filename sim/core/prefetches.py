@@ -320,9 +320,13 @@ class Prefetches(Transfers):
             else self.selector.select(choice, self)
         )
         state, plane, keys = self.state, self._plane, choice.keys
+        serving_alone = self._serving_alone
         if any(wanted):
             keys = [key + p * plane for key, p in zip(keys, wanted, strict=True) if p != SKIP]
-        return [key if state[key] <= UNUSED else self._serving(key) for key in keys]
+        return [
+            key if state[key] <= UNUSED or key < serving_alone else self._serving(key)
+            for key in keys
+        ]
 
     # ---- queueing
 

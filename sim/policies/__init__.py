@@ -45,10 +45,10 @@ from sim.policies.scores import (
     FrequencyOverDistance,
     Random,
     VisitCount,
-    WeightedScore,
 )
 from sim.policies.tensor_overrides import TensorOverrides
 from sim.policies.token_routes import TokenRoutes
+from sim.policies.weighted_score import WeightedScore
 
 __all__ = [
     "ARC",

@@ -5,7 +5,7 @@ pass of numpy over its pool.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,104 +90,6 @@ def as_slice(keys: NDArray[np.intp]) -> Within:
     """
     first, last = int(keys[0]), int(keys[-1]) + 1
     return slice(first, last) if last - first == len(keys) else keys
-
-
-class WeightedScore(Scored):
-    """Lowest ``p`` first, ties lowest key first.
-
-    ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)``.
-
-    Of an expert, whatever its precision: R is the token of its last use, F its token uses, H its
-    token uses at high precision, all in this sequence; l_t is its site. T is the number of tokens
-    so far, l_i the site of the last gate, L the number of sites. With only one weight above 0 the
-    score is one of HOBBIT's terms: LRU, LFU, LHU (least used at high precision) or FLD (farthest
-    site).
-
-    Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.4, eq. 3.
-    """
-
-    TERMS = ("lru", "lfu", "lhu", "fld")
-
-    def __init__(
-        self,
-        weights: Mapping[str, float],
-        scope: str = "precision",
-        shares: Sequence[float] = (0.8, 0.2),
-        initial: str = "ascending",
-        quotas: Quotas | Sequence[int] = (),
-    ) -> None:
-        super().__init__(scope, shares, initial, quotas)
-        numbers = [
-            w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool)
-        ]
-        numbers = [w for w in numbers if 0 <= w < math.inf]
-        if set(weights) != set(self.TERMS) or len(numbers) != len(self.TERMS):
-            raise ValueError(
-                f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0; got"
-                f" {dict(weights)}"
-            )
-        self.weights = tuple(float(weights[term]) for term in self.TERMS)
-
-    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        sites, units = geometry.sites, geometry.units
-        self._plane = geometry.plane
-        self._is_resident = bytearray(geometry.num_keys)
-        # The part of a score that is over T: by expert, and by key, +inf where it is not resident.
-        self._value = [0.0] * self._plane
-        self._variants = [
-            range(expert, geometry.num_keys, self._plane) for expert in range(self._plane)
-        ]
-        self._held = np.full(geometry.num_keys, np.inf)
-        self._begin_sequence()
-        distance = (np.arange(sites)[None, :] - np.arange(sites)[:, None] + sites) % sites
-        far = self.weights[3] * (1 - distance / sites)
-        by_key = np.tile(np.repeat(far, units, axis=1), (1, len(geometry.precisions)))
-        self._far = [[of_site[within] for within in self._within] for of_site in by_key]
-        self._token, self._site = 1.0, 0
-
-    def _begin_sequence(self) -> None:
-        self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
-        self._value[:] = self._uses
-        np.copyto(self._held, np.where(np.frombuffer(self._is_resident, np.bool_), 0.0, np.inf))
-
-    def _scores_of(self, pool: int) -> Floats:
-        score = self._held[self._within[pool]] / self._token
-        score += self._far[self._site][pool]
-        return score
-
-    def on_requests(
-        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
-    ) -> None:
-        plane, held, is_resident, values = self._plane, self._held, self._is_resident, self._value
-        w_lru, w_lfu, w_lhu, _ = self.weights
-        uses, high_uses, variants = self._uses, self._high_uses, self._variants
-        token, counts = gate.token, gate.tokens
-        self._token, self._site = float(token), gate.site
-        if len(keys) < len(counts):
-            tokens_of = dict(zip(gate.keys, counts, strict=True))
-            counts = [tokens_of[key % plane] for key in keys]
-        recent = w_lru * token
-        for key, precision, count in zip(keys, wanted, counts, strict=True):
-            expert = key % plane
-            used = uses[expert] = uses[expert] + count
-            if precision == 0:
-                high_uses[expert] += count
-            values[expert] = value = (recent + w_lfu * used) + w_lhu * high_uses[expert]
-            for variant in variants[expert]:
-                if is_resident[variant]:
-                    held[variant] = value
-
-    def on_insert(self, key: int, cause: Cause) -> None:
-        self._is_resident[key] = 1
-        self._held[key] = self._value[key % self._plane]
-
-    def on_evict(self, key: int) -> None:
-        self._is_resident[key] = 0
-        self._held[key] = np.inf
-
-    def on_sequence(self, sequence: int, begins: bool) -> None:
-        if begins:
-            self._begin_sequence()
 
 
 class FrequencyOverDistance(Scored):

@@ -32,7 +32,7 @@ from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import GateLookahead
 from sim.policies.recency import LRU
-from sim.policies.scores import WeightedScore
+from sim.policies.weighted_score import WeightedScore
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import Trace
 from sim.values.types import Geometry, Route

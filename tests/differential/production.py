@@ -43,7 +43,7 @@ from sim.policies.precisions import ScoreThreshold
 from sim.policies.predictors import GateLookahead, NoPrediction
 from sim.policies.recency import FIFO, LRU
 from sim.policies.reroutes import ForecastRoutes
-from sim.policies.scores import WeightedScore
+from sim.policies.weighted_score import WeightedScore
 from sim.values.record import Record
 from sim.values.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
 from sim.values.types import Step as RunStep

@@ -44,8 +44,8 @@ from sim.policies.scores import (
     FrequencyOverDistance,
     Random,
     VisitCount,
-    WeightedScore,
 )
+from sim.policies.weighted_score import WeightedScore
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
 from sim.values.types import Geometry, Outcome

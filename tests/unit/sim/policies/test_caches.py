@@ -23,8 +23,8 @@ from sim.policies.scores import (
     FrequencyOverDistance,
     Random,
     VisitCount,
-    WeightedScore,
 )
+from sim.policies.weighted_score import WeightedScore
 from sim.values.types import Cause, Geometry
 
 # LRU and FIFO

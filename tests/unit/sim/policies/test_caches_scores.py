@@ -19,8 +19,8 @@ from sim.policies.scores import (
     FrequencyOverDistance,
     Random,
     VisitCount,
-    WeightedScore,
 )
+from sim.policies.weighted_score import WeightedScore
 from sim.values.types import Cause, Geometry
 
 COLD = {"initial": "empty"}
@@ -304,3 +304,57 @@ def test_a_list_that_cannot_be_is_refused(ranking: Any, message: str) -> None:
 def test_a_list_from_the_fit_sequences_needs_them() -> None:
     with pytest.raises(ValueError, match="needs the trace's fit sequences; call profile"):
         Popular().pools(ONE_SITE)
+
+
+# Weighted score: floors of rows
+
+
+@pytest.mark.parametrize(
+    "weights", [(0.3, 0.2, 0.4, 0.1), (1.0, 0.0, 0.0, 0.0), (0.1, 0.7, 0.2, 0)]
+)
+def test_victims_of_eq_3_are_those_of_a_pass_over_all_keys(weights: tuple[float, ...]) -> None:
+    """Two pools of one precision each, and sequences that run beside each other, so that the
+    tokens so far fall, too. Many scores are equal.
+    """
+    dice = np.random.default_rng(0)
+    geometry = Geometry(4, 4, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 99)
+    policy = WeightedScore(
+        dict(zip(WeightedScore.TERMS, weights, strict=True)), shares=(0.5, 0.5), initial="empty"
+    )
+    policy.pools(geometry)
+    plane, used, high, last = geometry.plane, *np.zeros((3, geometry.plane))
+    resident: set[int] = set()
+    for nth in range(2000):
+        if nth % 400 == 0:
+            policy.on_sequence(nth, True)
+            used[:] = high[:] = last[:] = 0
+        site, token, precision = dice.integers((0, 1, 0), (4, 10, 2)).tolist()
+        key = site * 5 + int(dice.integers(4)) + precision * plane
+        at = gate(site, **{f"e{key % 5}": 1})
+        at.token = token
+        policy.on_requests([key], [precision], [0], at)
+        expert = key % plane
+        used[expert], last[expert] = used[expert] + 1, token
+        high[expert] += precision == 0
+        if key not in resident:
+            policy.on_insert(key, Cause.DEMAND)
+            resident.add(key)
+        value = ((weights[0] * last + weights[1] * used) + weights[2] * high) / token
+        score = {
+            k: float(value[k % plane] + weights[3] * (1 - ((k % plane // 5 - site) % 4) / 4))
+            for k in resident
+        }
+        for pool in range(2):
+            blocked = bytearray(geometry.num_keys)
+            blocked[key] = int(dice.integers(2))
+            left = sorted(
+                (k for k in resident if k // plane == pool and not blocked[k]),
+                key=lambda k: (score[k], k),
+            )
+            assert list(policy.victims(pool, key, blocked)) == left
+            assert next(policy.victims(pool, key, blocked), None) == next(iter(left), None)
+        if len(resident) > 12:
+            pool = int(sum(k >= plane for k in resident) > 6)
+            gone = next(policy.victims(pool, key, bytearray(geometry.num_keys)))
+            policy.on_evict(gone)
+            resident.discard(gone)

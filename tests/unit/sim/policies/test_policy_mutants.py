@@ -64,22 +64,28 @@ DEFECTS = {
         "policies.test_caches:test_only_resident_counts_are_forgotten_on_eviction",
     ),
     "eq. 3 without LHU": Defect(
-        "scores",
+        "weighted_score",
         "+ w_lhu * high_uses[expert]",
         "+ w_lhu * uses[expert]",
         "policies.test_caches:test_each_term_alone",
     ),
     "eq. 3 keeps the farthest": Defect(
-        "scores",
+        "weighted_score",
         "(1 - distance / sites)",
         "(distance / sites)",
         "policies.test_caches:test_the_site_that_comes_last_goes_first_and_the_current_one_last",
     ),
     "eq. 3 remembers other sequences": Defect(
-        "scores",
+        "weighted_score",
         "        if begins:\n            self._begin_sequence()",
         "        pass",
         "policies.test_caches:test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends",
+    ),
+    "eq. 3 trusts floors where tokens fall": Defect(
+        "weighted_score",
+        "if token < self._tokens:",
+        "if token < 0:",
+        "policies.test_caches_scores:test_victims_of_eq_3_are_those_of_a_pass_over_all_keys",
     ),
     "EdgeMoE's distance the other way round": Defect(
         "scores",
