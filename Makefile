@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint check wheel bench engine differential thorough reproduce predictors docs notebooks clean
+.PHONY: demo test lint check wheel bench engine compiled differential thorough reproduce predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -39,6 +39,11 @@ engine: $(VENV)/.engine
 	$(BIN)/python -m pytest -n 2 $(addprefix tests/unit/sim/,core engine policies values workload) \
 	  $(addprefix tests/differential/test_,engine_against_reference.py simple_runs.py)
 	$(BIN)/python tests/bench/engine_speed.py
+
+# The core and the engine in machine code (mypyc): a wheel of the same source, in a venv of its own, with its tests, its
+# comparison with the reference, and its results and speed beside the checkout's.
+compiled: $(VENV)/.test
+	PYTHON=$(BIN)/python .ci/compiled
 
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000

@@ -18,7 +18,7 @@ from capture.import_trace import main as import_trace
 from helpers.bundled import BUNDLED, Configure
 from sim.setup.build import load_trace
 from sim.traces.trace import Trace
-from sim.values.places import ROOT
+from sim.values.places import CONF, ROOT
 
 GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
 """A published trace: third-party data that is not part of the project."""
@@ -92,7 +92,7 @@ def configure() -> Configure:
 
     @cache
     def composed(*overrides: str) -> DictConfig:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose("config", ["output_dir=unused", *overrides])
 
     return lambda *overrides: deepcopy(composed(*overrides))

@@ -8,6 +8,7 @@ without host time of its own that takes these lengths gets the same run (contrac
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -64,7 +65,7 @@ class Lengths:
     """
 
     makespan_ns: int
-    gate_ns: list[int]
+    gate_ns: Sequence[int]
     begun_ns: dict[Service, int] = field(default_factory=dict)
     dense: list[list[int]] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)

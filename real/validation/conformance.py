@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import isfunction
 from typing import Any, cast
 
 import numpy as np
@@ -114,8 +115,13 @@ def conform(
     """Let the simulator replay a recorded run on a controller that has not been called yet.
 
     ``durations`` are the nominal ones. Raise NonconformanceError where the simulator's calls are
-    not those of the recording.
+    not those of the recording, and ValueError in a compiled build, which takes no wrapped controller.
     """
+    if not isfunction(Engine.settle):
+        raise ValueError(
+            "a replay wraps the controller, which compiled code does not allow: install the package"
+            " without MOELAB_COMPILED=1"
+        )
     lengths = lengths_of(recording, controller.loader.wait)
     order = RecordedOrder(recording, tie_ns)
     guided = GuidedController(controller, recording, order)

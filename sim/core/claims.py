@@ -8,6 +8,7 @@ module: it decides when a transfer claims.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from sim.core.loader import Loader
 from sim.core.protection import Protection
@@ -19,9 +20,11 @@ from sim.policies.base import CachePolicy, Payload
 from sim.values.types import EVENT_COLUMNS, Cause, Event, Geometry, PrefetchOutcome, Route
 
 # Plain ints, because members of an IntEnum are looked up and compared several times slower.
-EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
-EVICT = int(Event.EVICT)
-DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
+EVICTED_UNUSED: Final = int(PrefetchOutcome.EVICTED_UNUSED)
+DROPPED: Final = int(PrefetchOutcome.DROPPED)
+EVICT: Final = int(Event.EVICT)
+DEMAND: Final = Cause.DEMAND
+PREFETCH: Final = Cause.PREFETCH
 
 
 class Claims:

@@ -38,7 +38,7 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.payloads import Whole
-from sim.values.packing import COUNT32, INT8, INT32, Packing
+from sim.values.packing import COUNT32, INT8, INT32, Column, Packing
 from sim.values.types import EVENT_COLUMNS, SKIP, Geometry, Route
 
 ONE_LINK = Route()
@@ -174,7 +174,7 @@ class Controller(Lookups):
     def _prepare_records(self) -> None:
         zeros = [[0] * count for count in range(self.geometry.experts + 1)]
         self._packing: Packing | None = None
-        self.gate_calls: list[int] = []
+        self.gate_calls: Column = []
         self.wave_calls: list[int] = []  # of each need_done: call, needs admitted
         self._looking_up = (
             self.protection.begin_gate,
@@ -206,7 +206,6 @@ class Controller(Lookups):
             for name in PACKED:
                 setattr(self, name, columns[name])
             self._packed_events = {name: columns[name] for name in EVENT_COLUMNS}
-            del self.events
 
     def begin_sequence(self, sequence: int) -> None:
         self.calls += 1

@@ -12,10 +12,10 @@ the prefetch as used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sim.core.loader import Loader
 from sim.core.prefetches import Prefetches
-from sim.core.ram import HIT, MISS
 from sim.core.rerouting import Serving
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, RESIDENT, UNUSED
@@ -28,15 +28,21 @@ from sim.policies.base import (
     PrecisionSelector,
     Predictor,
 )
+from sim.values.packing import Column
 from sim.values.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
 
-PROMOTED, LATE = int(Outcome.PROMOTED), int(Outcome.LATE)
-HIGH_FOR_LOW, LOW_FOR_HIGH = int(Outcome.HIGH_FOR_LOW), int(Outcome.LOW_FOR_HIGH)
-CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
-USED = int(PrefetchOutcome.USED)
-FIRST_USE = -1
+HIT: Final = int(Outcome.HIT)
+HIGH_FOR_LOW: Final = int(Outcome.HIGH_FOR_LOW)
+LOW_FOR_HIGH: Final = int(Outcome.LOW_FOR_HIGH)
+LATE: Final = int(Outcome.LATE)
+PROMOTED: Final = int(Outcome.PROMOTED)
+MISS: Final = int(Outcome.MISS)
+CPU: Final = int(Outcome.CPU)
+NOT_COMPUTED: Final = int(Outcome.SKIP)
+USED: Final = int(PrefetchOutcome.USED)
+FIRST_USE: Final = -1
 """A hit on a variant that a prefetch brought. It becomes HIT before anyone sees it."""
-FOUND = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
+FOUND: Final = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
 """The outcome of a lookup, by the state of its serving key (the order of `sim.core.slots`)."""
 PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
 
@@ -85,9 +91,9 @@ class Lookups(Prefetches):
         self._serving_now: Serving | None = None
         self._outside: list[int] = []  # the pinned needs that no pool held when they were looked up
         self.admitted: Sequence[int] = ()
-        self.lookup_keys: list[int] = []
-        self.lookup_outcomes: list[int] = []
-        self.lookup_wanted: list[int] = []
+        self.lookup_keys: Column = []
+        self.lookup_outcomes: Column = []
+        self.lookup_wanted: Column = []
         self.lookup_tokens: list[int] = []
         """By lookup, the rows for which the need's expert is computed. Filled only where the
         selector reroutes; else they are the need's tokens.

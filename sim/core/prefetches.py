@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Final
 
 from sim.core.loader import Loader
 from sim.core.simple import Simple
@@ -30,7 +31,7 @@ from sim.policies.base import (
 from sim.policies.row_forecast import likeliness
 from sim.values.types import SKIP, Event, Geometry, Route
 
-QUEUE_PREFETCH = int(Event.QUEUE_PREFETCH)
+QUEUE_PREFETCH: Final = int(Event.QUEUE_PREFETCH)
 _FIRST = itemgetter(0)
 GONE = Transfer(-1, True, 0, 0)
 """What stands in a queue for all the prefetches in it that were cancelled together."""

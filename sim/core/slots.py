@@ -9,11 +9,16 @@ which Python indexes fastest. Cache policies read two bytearrays over all keys: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from sim.policies.base import CachePolicy
 from sim.values.types import CapacityError, Cause, Geometry
 
-RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT = range(5)
+RESIDENT: Final = 0
+UNUSED: Final = 1
+IN_FLIGHT: Final = 2
+QUEUED: Final = 3
+ABSENT: Final = 4
 """UNUSED is resident, too: brought by a prefetch that no lookup has found yet. So a key is there
 if its state is <= UNUSED. RESIDENT is 0, so that a state is true where a key is not plainly there.
 """
@@ -197,8 +202,8 @@ class Slots:
 
     def check(self) -> None:
         """Assert every invariant that holds between calls. Expensive: for tests."""
-        for key, pinned in enumerate(self.pinned):
-            assert self.blocked[key] >= pinned, self.geometry.name_of(key)
+        for key in range(len(self.pinned)):
+            assert self.blocked[key] >= self.pinned[key], self.geometry.name_of(key)
         for pool, free in enumerate(self.free_bytes):
             assert free <= self.room_bytes[pool], (pool, free)
             assert free >= 0 or self.overflows or self.is_lent_to, (pool, free)

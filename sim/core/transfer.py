@@ -5,10 +5,11 @@ dense block, or keys and values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sim.values.types import PrefetchOutcome
 
-UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
+UNUSED_AT_END: Final = int(PrefetchOutcome.UNUSED_AT_END)
 
 
 class Transfer:
@@ -86,9 +87,14 @@ class Transfer:
         "victims",
         "waits",
     )
-    staged = dense = partial = overtaken = bounced = False
-    feeds = rest_bytes = 0
-    parent = -1
+    staged: bool = False
+    dense: bool = False
+    partial: bool = False
+    overtaken: bool = False
+    bounced: bool = False
+    feeds: int = 0
+    rest_bytes: int = 0
+    parent: int = -1
     write_back: Sequence[int] = ()
 
     def __init__(

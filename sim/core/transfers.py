@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
 from sim.core.issued import Issued
@@ -24,11 +25,14 @@ from sim.core.transfer import Transfer
 from sim.policies.base import CachePolicy, Payload
 from sim.values.types import Event, Geometry, PrefetchOutcome, Route
 
-USED, LATE, PROMOTED = (
-    int(of) for of in (PrefetchOutcome.USED, PrefetchOutcome.LATE, PrefetchOutcome.PROMOTED)
-)
-CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
-CANCEL, DROP_NO_SLOT, ISSUE = int(Event.CANCEL), int(Event.DROP_NO_SLOT), int(Event.ISSUE)
+USED: Final = int(PrefetchOutcome.USED)
+LATE: Final = int(PrefetchOutcome.LATE)
+PROMOTED: Final = int(PrefetchOutcome.PROMOTED)
+CANCELLED: Final = int(PrefetchOutcome.CANCELLED)
+DROPPED_NO_SLOT: Final = int(PrefetchOutcome.DROPPED_NO_SLOT)
+CANCEL: Final = int(Event.CANCEL)
+DROP_NO_SLOT: Final = int(Event.DROP_NO_SLOT)
+ISSUE: Final = int(Event.ISSUE)
 
 
 class Transfers(Claims):

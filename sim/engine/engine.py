@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
@@ -14,7 +15,7 @@ from sim.engine.lanes import make_link
 from sim.engine.links import SERVICE, Link
 from sim.engine.stream import Line, Stream
 from sim.machine.durations import Durations
-from sim.values.packing import COUNT32, INT8, INT32, INT64, Packing, narrow, packed_column
+from sim.values.packing import COUNT32, INT8, INT32, INT64, Column, Packing, narrow, packed_column
 from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
 from sim.values.types import Found, Step
 from sim.workload.steps import Workload
@@ -38,7 +39,7 @@ class Engine(Stream):
     ``progress`` is told the number of steps done, about every hundredth.
     """
 
-    is_arithmetic = True
+    is_arithmetic: ClassVar[bool] = True
     """Whether a need takes exactly the time that ``durations`` say. If so, simple gates add the
     times up and never call ``_compute``.
     """
@@ -79,7 +80,7 @@ class Engine(Stream):
         super().__init__(env, controller, workload, durations)
         self.workload = workload
         self._put = env.put
-        self.services: list[int] = []
+        self.services: Column = []
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         host = durations.host
@@ -107,7 +108,8 @@ class Engine(Stream):
             (link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable
         ]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
-        self._end_ns = self.record.end_ns
+        self._end_ns: list[int] = []
+        self.record.end_ns = self._end_ns
         self._packing: Packing | None = None
         self._prepare_steps()
 
@@ -146,7 +148,7 @@ class Engine(Stream):
             ("arrivals",): self._arrivals,
         }
 
-    def _whole_columns(self) -> Mapping[str, list[int]]:
+    def _whole_columns(self) -> Mapping[str, Column]:
         if self._packing is not None:
             return self._packing.whole()
         return {

@@ -18,17 +18,18 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from math import lcm
-from typing import Protocol
+from typing import Final, Protocol
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import TRANSFER_END, Alarm, Clock
 from sim.machine.durations import Durations, PagedDurations
 from sim.machine.page_cache import PageCache
+from sim.values.packing import Column
 from sim.values.record import Record
 
-SERVICE = 6
-STARTED = 4
+SERVICE: Final = 6
+STARTED: Final = 4
 """The number of ints in a row of services, and the place of the start in it."""
 
 
@@ -39,7 +40,7 @@ class Machine(Protocol):
     controller: Controller
     durations: Durations
     record: Record
-    services: list[int]
+    services: Column
     """A flat list of rows of SERVICE ints: the transfer's number, link, engine, urgent, start in
     ns, bytes.
     """

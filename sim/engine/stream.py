@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Sequence
+from typing import Final
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
@@ -22,7 +23,8 @@ from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record
 from sim.values.types import SKIP, Outcome
 from sim.workload.steps import Workload
 
-CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
+CPU: Final = int(Outcome.CPU)
+NOT_COMPUTED: Final = int(Outcome.SKIP)
 
 
 class Group:
@@ -176,8 +178,10 @@ class Stream(Line):
         record = NotedRecord()
         self.record: Record = record
         self._notes = record.notes
-        self.other_calls = self._notes.other_ns
-        self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
+        self._later_lookups = self._notes.later
+        self.other_calls: list[int] = []
+        self._arrivals: list[int] = []
+        self._notes.other_ns, self._notes.arrivals = self.other_calls, self._arrivals
         self._is_by_projection = controller.loader.wait == "by_projection"
         self.come: dict[int, set[int]] = {}
         self._batch_ns = 0  # wait_all, the short way: how long the needs of the gate take together

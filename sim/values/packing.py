@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, MutableSequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +12,18 @@ INT8, INT32, COUNT32, INT64 = "b", "i", "I", "q"
 """The widths of a column's entries. COUNT32 goes from 0 to 4.3 billion."""
 
 
-def packed_column() -> list[int]:
-    """An empty column whose entries take 8 B from the start, for one that is not only appended to.
-
-    What is typed as a list here is an array, which can be used as a list can.
-    """
-    return cast(list[int], array(INT64))
+Column = MutableSequence[int]
+"""Numbers in order: a list, or an array, which can be used as a list can."""
 
 
-def narrow(column: list[int], width: str) -> list[int]:
+def packed_column() -> Column:
+    """An empty column whose entries take 8 B from the start, for one that is not only appended to."""
+    return array(INT64)
+
+
+def narrow(column: Column, width: str) -> Column:
     """A column as it is, or as an array of this width where it is an array already."""
-    is_array = isinstance(cast(object, column), array)
-    return cast(list[int], array(width, column)) if is_array else column
+    return array(width, column) if isinstance(column, array) else column
 
 
 class Packing:
@@ -53,13 +52,10 @@ class Packing:
                 kept.frombytes(_narrowed(rows[nth :: len(names)], kept.typecode).tobytes())
             gathered.clear()
 
-    def whole(self) -> Mapping[str, list[int]]:
-        """All that was gathered, by name. The lists are empty then.
-
-        What is typed as lists here are arrays, which can be read as lists can.
-        """
+    def whole(self) -> Mapping[str, Column]:
+        """All that was gathered, by name. The lists are empty then."""
         self.pack()
-        return cast(Mapping[str, list[int]], self._kept)
+        return self._kept
 
 
 def _narrowed(numbers: NDArray[np.int64], width: str) -> NDArray[np.integer]:

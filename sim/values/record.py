@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.values.packing import Column
+
 CPU_RESULT, HOST_TIME, NO_REQUEST = -1, -2, -3
 """Causes of idle intervals other than transfers (which have numbers of 0 or more)."""
 
@@ -40,12 +42,12 @@ class Notes:
       lookup.
     """
 
-    gate_calls: list[int] = field(default_factory=list)
-    other_ns: list[int] = field(default_factory=list)
-    first_rows: list[int] = field(default_factory=list)
+    gate_calls: Column = field(default_factory=list)
+    other_ns: Column = field(default_factory=list)
+    first_rows: Column = field(default_factory=list)
     lookups: int = 0
     later: list[tuple[int, int, int]] = field(default_factory=list)
-    arrivals: list[int] = field(default_factory=list)
+    arrivals: Column = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -81,23 +83,23 @@ class Record:
     far as they were paid for.
     """
 
-    gate_ns: list[int] = field(default_factory=list)
-    end_ns: list[int] = field(default_factory=list)
-    lookup_ns: list[int] = field(default_factory=list)
-    ready_ns: list[int] = field(default_factory=list)
-    call_ns: list[int] = field(default_factory=list)
-    idle_start_ns: list[int] = field(default_factory=list)
-    idle_end_ns: list[int] = field(default_factory=list)
-    idle_cause: list[int] = field(default_factory=list)
-    step_start_ns: list[int] = field(default_factory=list)
-    step_end_ns: list[int] = field(default_factory=list)
-    service_number: list[int] = field(default_factory=list)
-    service_link: list[int] = field(default_factory=list)
-    service_engine: list[int] = field(default_factory=list)
-    service_urgent: list[int] = field(default_factory=list)
-    service_start_ns: list[int] = field(default_factory=list)
-    service_end_ns: list[int] = field(default_factory=list)
-    service_bytes: list[int] = field(default_factory=list)
+    gate_ns: Column = field(default_factory=list)
+    end_ns: Column = field(default_factory=list)
+    lookup_ns: Column = field(default_factory=list)
+    ready_ns: Column = field(default_factory=list)
+    call_ns: Column = field(default_factory=list)
+    idle_start_ns: Column = field(default_factory=list)
+    idle_end_ns: Column = field(default_factory=list)
+    idle_cause: Column = field(default_factory=list)
+    step_start_ns: Column = field(default_factory=list)
+    step_end_ns: Column = field(default_factory=list)
+    service_number: Column = field(default_factory=list)
+    service_link: Column = field(default_factory=list)
+    service_engine: Column = field(default_factory=list)
+    service_urgent: Column = field(default_factory=list)
+    service_start_ns: Column = field(default_factory=list)
+    service_end_ns: Column = field(default_factory=list)
+    service_bytes: Column = field(default_factory=list)
     makespan_ns: int = 0
     slowed_ns: list[int] = field(default_factory=list)
     paged: tuple[int, int] = (0, 0)

@@ -37,6 +37,7 @@ def kept(issued: Issued) -> list[int]:
     return [number for number, _ in issued.objects()]
 
 
+@pytest.mark.pure
 def test_a_packed_transfer_reads_as_it_did() -> None:
     issued = Issued([started(0), started(1, victims=[7])])
     before = [told(transfer) for transfer in issued]

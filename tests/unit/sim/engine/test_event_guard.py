@@ -26,6 +26,7 @@ from sim.values.types import Outcome, Step
 
 THE_END = (1, 2)
 """The event that stops the run; some releases of SimPy then put it back on the heap."""
+pytestmark = pytest.mark.pure
 BOTH_TIES = pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 
 
