@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +12,17 @@ import polars as pl
 import pytest
 
 from helpers.worked import make_run
+from sim.core.loader import Loader
 from sim.machine.recorded_bytes import RecordedBytes
 from sim.results.metrics import (
     _all_bytes,
     _arrivals,
     _budget,
+    _contracts,
     _expert_bytes,
     _findings,
     _load_ns,
+    _outcome_counts,
     _peak_bytes,
     _prefetch,
     _quality,
@@ -273,6 +276,60 @@ def test_a_trace_tells_what_was_replayed_of_it() -> None:
 def test_arrivals_are_read_drawn_or_given(words: dict[str, Any], told: dict[str, Any]) -> None:
     drawn = {"arrivals_per_s": 0.5, "arrival_seed": 7, "arrivals_s": [0, 1]}
     assert _arrivals(drawn | words) == told
+
+
+def test_every_switch_of_a_run_is_told_an_unsaid_one_by_its_default() -> None:
+    """The first run of docs/metrics.md: its configuration says nothing of contexts and drafts."""
+    found = make_run()
+    loader = {
+        switch.name: getattr(Loader(wait="as_ready"), switch.name) for switch in fields(Loader)
+    }
+    told = loader | {
+        "batching": "sequential",
+        "together": 1,
+        "prefill_chunk": None,
+        "arrivals": None,
+        "context_tokens": None,
+        "draft_tokens": 0,
+        "draft_accepted": 1.0,
+        "draft_seed": 0,
+        "draft_layers": 0,
+        "waves": 0,
+        "loop": "open",
+        "initial_cache": "empty",
+        "carry_over": "cache contents stay between sequences",
+        "warmup_tokens": 0,
+        "score_thresholds": {"low_above": 0.5, "skip_above": 0.8, "from": "given"},
+    }
+    assert _contracts(found) == told
+    # By call how many needs it admitted: a wave is one that admitted any.
+    found.controller.wave_calls.extend([3, 0, 5, 2, 6, 1])
+    words = {"arrivals_per_s": 0.5, "arrival_seed": 7, "draft_tokens": 2, "draft_seed": 3}
+    workload = like(
+        batching="continuous",
+        together=4,
+        prefill_chunk=8,
+        is_timed=True,
+        speculation=like(sites=(1,)),
+        tiers=None,
+        sequences=[],
+    )
+    other = replace(found, workload=workload, config={"workload": words})
+    assert _contracts(other) == told | {
+        "batching": "continuous",
+        "together": 4,
+        "prefill_chunk": 8,
+        "arrivals": {"per_s": 0.5, "seed": 7},
+        "draft_tokens": 2,
+        "draft_seed": 3,
+        "draft_experts": "offloaded",
+        "waves": 2,
+    }
+
+
+def test_an_outcome_that_no_lookup_had_is_0() -> None:
+    found = _outcome_counts(pl.DataFrame({"outcome": ["late", "hit", "late", "reroute"]}))
+    assert found == [1, 0, 0, 2, 0, 0, 0, 0, 1]
 
 
 # What only some runs have
