@@ -6,6 +6,7 @@ Two sites of three experts at two precisions; 60 B and 15 B. Two links; three re
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -252,6 +253,32 @@ def test_ratios_over_needs_are_those_of_the_lookups() -> None:
     assert given(lookups.rules(files())) == expected
     silent = files(summary={"prediction": {"top1": None}})
     assert given(lookups.rules(silent))["prediction.timely_recall"] is None
+
+
+def test_with_one_precision_every_need_asked_for_counts_at_it() -> None:
+    """Five are, of which one is left out for being absent and has no wanted precision."""
+    run = files(summary={"budget": {"slots": {"fp16": 2}, "device_bytes": 120}})
+    fp16 = run.lookups.filter(pl.col("wanted").ne_missing("int4"))
+    found = given(lookups.rules(replace(run, lookups=fp16)))
+    assert found["hit_ratio_by_precision.fp16"] == found["hit_ratio"] == 1 / 5
+
+
+def test_lookups_of_steps_that_draft_have_a_ratio_and_gates_of_their_own() -> None:
+    """A step more, of one gate at site 2: two needs of 60 B, over 120. So 6 over 11 gates."""
+    run = files(workload={"draft_experts": "offloaded", "draft_tokens": 2, "draft_layers": 1})
+    needs: list[tuple[Any, ...]] = [
+        (8, 5, "draft", 2, 8, 0, "fp16", "fp16", "hit", "never", 0.5),
+        (8, 5, "draft", 2, 9, 1, "fp16", "fp16", "miss", "never", 0.5),
+    ]
+    step = [(5, 0, 3, "draft", 230, 232, 2)]
+    more = (
+        pl.concat([run.lookups, pl.DataFrame(needs, run.lookups.schema, orient="row")]),
+        pl.concat([run.tokens, pl.DataFrame(step, run.tokens.schema, orient="row")]),
+    )
+    found = given(lookups.rules(replace(run, lookups=more[0], tokens=more[1])))
+    assert (found["drafts.hit_ratio"], found["hit_ratio"]) == (1 / 2, 2 / 7)
+    assert found["union_over_capacity.mean"] == pytest.approx(6 / 11)
+    assert "drafts.hit_ratio" not in given(lookups.rules(files()))
 
 
 @pytest.mark.parametrize(
