@@ -1,0 +1,371 @@
+"""What is said and written of a run, from a summary and in folders that are made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from helpers.printed import Heard, plain, rows_of
+from sim.results.forecasts import NOT
+from sim.results.intervals import OVER
+from sim.results.outputs import (
+    answer,
+    check_writable,
+    folder_for,
+    forget,
+    locked,
+    lost_of,
+    own_folder,
+    print_summary,
+    served,
+    write_outputs,
+)
+
+SURE = {"low_share": 0.0, "skip_share": 0.0, "reroute_share": 0.0}
+SUMMARY: dict[str, Any] = {
+    "system": "lru [x]",
+    "hardware": "h",
+    "model": "m",
+    "decode_tokens_per_s": 12.34567,
+    "ttft_s": {"mean": 0.5, "p50": 9.0, "p95": 0.75},
+    "tpot_s": {"mean": 0.0625, "p50": 9.0, "p95": 0.125, "p99": 9.0},
+    "hit_ratio": 0.9,
+    "makespan_s": 20.0,
+    "compute_busy_s": 12.0,
+    "stall_s": {"demand": 3.0, "late_prefetch": 5.0, "host": 0.0},
+    "slowed_s": {"compute": 0.25, "cpu": 0.0},
+    "link_utilisation": {"pcie": 0.375, "nvme": 0.0},
+    "ram": {"hit_ratio": 0.7},
+    "bounds": {"lower_s": 8.0, "method": "max"},
+    "gap": 1.5,
+    "load_s": 1.5,
+    "storage_bytes": 3 << 29,
+    "budget": {"resident_share": 0.25, "slots": {"fp16": 4, "int4": 2}},
+    "ci95": {
+        "decode_tokens_per_s": (10.123456, 15.98765),
+        "ttft_s": (0.25, 1.0),
+        "tpot_s": None,
+        "hit_ratio": (0.8, 0.95),
+    },
+    "calibration": {"ci95": None},
+    "labels": {},
+    "overrides": [],
+    "quality_proxy": SURE,
+    "prediction": {"prompts": None},
+    "trace": {"sequences": 4, "findings": None, "expert_bytes": None},
+}
+LINES = [
+    ("decode", "12.35 tok/s", "10.12 .. 15.99"),
+    ("time to first token", "0.5 s", "0.25 .. 1"),
+    ("  p95 of requests", "0.75 s", ""),
+    ("time per output token", "0.0625 s", ""),
+    ("  p95 of requests", "0.125 s", ""),
+    ("hit ratio (decode)", "0.9", "0.8 .. 0.95"),
+    ("makespan", "20 s", ""),
+    ("compute busy", "12 s", ""),
+    ("stall: demand", "3 s", ""),
+    ("stall: late prefetch", "5 s", ""),
+    ("slowed: compute", "0.25 s", ""),
+    ("link pcie busy", "37.5 %", ""),
+    ("link nvme busy", "0 %", ""),
+    ("hit ratio (RAM)", "0.7", ""),
+    ("proven lower bound", "8 s", ""),
+    ("cold start", "1.5 s", ""),
+    ("all experts", "1.5 GiB", ""),
+]
+ANSWER = (
+    "With 25% of the expert bytes resident, lru [x] decodes at 12.3 tokens/s (95 % over 4"
+    " sequences: 10.1 to 16) on h; it waits 40% of the time, mostly late prefetch; no cache or"
+    " schedule of these bytes and precisions can be over 2.50x as fast."
+)
+
+
+def heard(**changed: Any) -> Heard:
+    console = Heard()
+    print_summary(SUMMARY | changed, console)  # type: ignore[arg-type]
+    return console
+
+
+def test_a_run_is_one_table_and_one_sentence() -> None:
+    found = heard()
+    (table,) = found.tables
+    assert [column.header for column in table.columns] == ["metric", "value", "95 % interval"]
+    assert [tuple(row.values()) for row in rows_of(table)] == LINES
+    assert (plain(table.title), plain(table.caption)) == ("lru [x] on h, m", OVER)
+    assert found.lines == [ANSWER]
+
+
+def test_what_a_run_has_not_has_no_row_or_a_dash() -> None:
+    nothing = {"mean": None, "p95": None}
+    found = heard(
+        decode_tokens_per_s=None,
+        tpot_s=nothing,
+        hit_ratio=None,
+        ci95=dict.fromkeys(SUMMARY["ci95"]),
+        slowed_s=None,
+        ram=None,
+        bounds={"lower_s": None, "method": "none"},
+        stall_s={"demand": 0.0},
+    )
+    rows = [tuple(row.values()) for row in rows_of(found.tables[0])]
+    assert rows == [
+        ("decode", "-", ""),
+        ("time to first token", "0.5 s", ""),
+        ("  p95 of requests", "0.75 s", ""),
+        ("time per output token", "-", ""),
+        ("  p95 of requests", "-", ""),
+        ("hit ratio (decode)", "-", ""),
+        ("makespan", "20 s", ""),
+        ("compute busy", "12 s", ""),
+        ("link pcie busy", "37.5 %", ""),
+        ("link nvme busy", "0 %", ""),
+        ("proven lower bound", "-", ""),
+        ("cold start", "1.5 s", ""),
+        ("all experts", "1.5 GiB", ""),
+    ]
+
+
+def test_labels_findings_and_notes_are_said_with_their_brackets() -> None:
+    found = heard(
+        labels={"synthetic": "SYNTHETIC gates: [t]"},
+        overrides=["a=[1]"],
+        trace={
+            "sequences": 4,
+            "findings": ["order: [x] is late", "gaps: 2"],
+            "expert_bytes": {"note": "sizes of [y]"},
+        },
+    )
+    said = "SYNTHETIC gates: [t]; with a=[1]"
+    assert plain(found.tables[0].caption) == f"{said}. {OVER}"
+    assert found.lines == [
+        "WARNING: the trace: order: [x] is late",
+        "WARNING: the trace: gaps: 2",
+        "NOTE: sizes of [y]",
+        f"{ANSWER} [{said}]",
+    ]
+    silent = {"sequences": 4, "findings": [], "expert_bytes": {"note": None}}
+    assert heard(trace=silent).lines == [ANSWER]
+
+
+WITHOUT = {"decode_tokens_per_s": None}
+LOSSY = {"lossy": "lossy (experts skipped)", "reference": "a reference"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "old", "new"),
+    [
+        ({"budget": {"resident_share": 1.0, "slots": {"bf16": 1}}}, "25%", "100%"),
+        (
+            {"budget": {"resident_share": 0.25, "slots": {"int8": 1, "fp16": 2}}},
+            "bytes resident",
+            "bytes at int8 resident",
+        ),
+        ({"ci95": WITHOUT}, " (95 % over 4 sequences: 10.1 to 16)", ""),
+        (
+            {"ci95": WITHOUT, "decode_tokens_per_s": None},
+            "12.3 tokens/s (95 % over 4 sequences: 10.1 to 16)",
+            "nothing is decoded",
+        ),
+        (
+            {"calibration": {"ci95": {"decode_tokens_per_s": (8.765, 20.25)}}},
+            " to 16)",
+            " to 16; with the machine's error 8.77 to 20.2)",
+        ),
+        ({"calibration": {"ci95": WITHOUT}}, "", ""),
+        (
+            {"stall_s": {"demand": 0.0, "host": 0.0}},
+            "waits 40% of the time, mostly late prefetch",
+            "waits 0% of the time",
+        ),
+        (
+            {"stall_s": {"behind_demand": 9.5, "host": 5.5}},
+            "40% of the time, mostly late prefetch",
+            "75% of the time, mostly behind demand",
+        ),
+        ({"labels": LOSSY}, "fast.", "fast; lossy (experts skipped). [a reference]"),
+        (
+            {"labels": LOSSY, "quality_proxy": SURE | {"skip_share": 0.125}},
+            "fast.",
+            "fast; lossy (experts skipped): 0% of needs at low precision, 12.5% skipped."
+            " [a reference]",
+        ),
+        ({"prediction": {"prompts": f"{NOT}why"}}, "fast.", f"fast. Prompts were {NOT}why."),
+        ({"prediction": {"prompts": "forecast"}}, "", ""),
+        ({"prediction": {}}, "", ""),
+    ],
+)
+def test_the_sentence_says_what_the_run_is(changed: dict[str, Any], old: str, new: str) -> None:
+    assert old in ANSWER
+    assert answer(SUMMARY | changed) == ANSWER.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ((0.0, 0.0, 0.0), ""),
+        ((None, None, None), ""),
+        ((0.25, 0.0, 0.0), "25% of needs at low precision, 0.0% skipped"),
+        ((0.0, 0.0625, 0.0), "0% of needs at low precision, 6.2% skipped"),
+        (
+            (0.0, 0.0, 0.015),
+            "0% of needs at low precision, 0.0% skipped, 1.5% served by other experts",
+        ),
+    ],
+)
+def test_what_was_lost_is_told_in_shares_of_needs(
+    shares: tuple[float | None, ...], told: str
+) -> None:
+    summary = SUMMARY | {"quality_proxy": dict(zip(SURE, shares, strict=True))}
+    assert lost_of(summary) == told
+    at = f"at fp16, {told}" if told else "at fp16"
+    assert served(summary) == at
+    assert served(summary | {"labels": LOSSY}) == f"{at} (lossy)"
+
+
+# Folders
+
+
+def test_a_folder_of_results_is_the_one_named_or_the_first_that_is_free(tmp_path: Path) -> None:
+    default = tmp_path / "runs"
+    assert folder_for({"output_dir": "x/y", "overwrite": "yes"}, default) == Path("x/y")
+    assert folder_for({}, default) == default
+    default.mkdir()
+    assert folder_for({}, default) == default
+    (default / "a").touch()
+    (tmp_path / "runs-2").touch()
+    assert folder_for({"overwrite": "no"}, default) == tmp_path / "runs-3"
+    assert folder_for({"overwrite": "yes"}, default) == default
+    (tmp_path / "runs-3").mkdir()
+    assert folder_for({}, default) == tmp_path / "runs-3"
+
+
+def test_a_folder_that_is_not_empty_or_no_folder_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b"
+    check_writable(place)
+    assert list(place.iterdir()) == []
+    (place / "file").touch()
+    way_out = "choose another one"
+    with pytest.raises(OSError, match="not empty") as refused:
+        check_writable(place)
+    assert (
+        str(refused.value) == f"output_dir={place} cannot be written (it is not empty); {way_out}"
+    )
+    with (
+        pytest.raises(OSError, match="cannot be written") as refused,
+        locked(place / "file" / "c"),
+    ):
+        pass
+    assert str(refused.value).startswith(f"output_dir={place}/file/c cannot be written ([Errno ")
+    assert str(refused.value).endswith(f"); {way_out}")
+
+
+def test_empty_folders_are_removed_up_to_one_that_is_used_or_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "file").touch()
+    forget(tmp_path / "a" / "b" / "c")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+    (tmp_path / "here" / "d" / "e").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    forget(Path("d/e"))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "a"] == ["here"]
+    assert list((tmp_path / "here").iterdir()) == []
+    forget(Path("absent"))
+
+
+def filled(folder: Path) -> Path:
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "old").write_text("old")
+    (folder / "link").symlink_to(folder / "deep")
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def write(folder: Path) -> None:
+    filled(folder / "new")
+    (folder / "file").touch()
+
+
+def stopped(place: Path, overwrite: bool = False) -> None:
+    """Write into a folder of results, and be stopped; what is in it has gone aside."""
+    try:
+        with own_folder(place, overwrite):
+            assert names(place) == []
+            aside = [path.name for path in place.parent.iterdir() if path != place]
+            assert [name.startswith(".place.") for name in aside] == [True] * overwrite
+            write(place)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("it was swallowed")
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_block_that_raises_leaves_an_empty_folder_or_none(
+    tmp_path: Path, was_there: bool
+) -> None:
+    place = tmp_path / "place"
+    if was_there:
+        place.mkdir()
+    stopped(place)
+    assert names(tmp_path) == (["place"] if was_there else [])
+    with own_folder(place):
+        write(place)
+    assert names(place) == ["file", "new", "new/deep", "new/deep/old", "new/link"]
+    with pytest.raises(OSError, match="it is not empty"), own_folder(place):
+        pass
+    assert names(place) == ["file", "new", "new/deep", "new/deep/old", "new/link"]
+
+
+def test_what_is_written_over_goes_when_the_block_ends_and_comes_back_when_it_raises(
+    tmp_path: Path,
+) -> None:
+    place = filled(tmp_path / "place")
+    stopped(place, overwrite=True)
+    assert names(tmp_path) == ["place", "place/deep", "place/deep/old", "place/link"]
+    with own_folder(place, overwrite=True):
+        (place / "file").touch()
+    assert names(tmp_path) == ["place", "place/file"]
+
+
+def test_a_folder_with_what_no_command_leaves_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = filled(tmp_path / "place")
+    (place / ".git").mkdir()
+    with pytest.raises(OSError, match="git") as refused, own_folder(place, overwrite=True):
+        pass
+    assert str(refused.value) == (
+        f"output_dir={place} has .git, which no command here leaves; empty it yourself, or choose"
+        " another one"
+    )
+    monkeypatch.chdir(place / "deep")
+    with pytest.raises(OSError, match="working") as refused, own_folder(place, overwrite=True):
+        pass
+    assert str(refused.value) == (
+        f"output_dir={place} has the working directory in it; choose another one"
+    )
+    assert names(tmp_path) == ["place", "place/.git", "place/deep", "place/deep/old", "place/link"]
+
+
+def test_without_tables_only_the_summary_is_written(tmp_path: Path) -> None:
+    write_outputs(tmp_path / "a" / "b", {"seed": 1, "x": [None]}, {}, None, "as_ready", None)
+    assert names(tmp_path) == ["a", "a/b", "a/b/summary.json"]
+    text = (tmp_path / "a" / "b" / "summary.json").read_text(encoding="utf-8")
+    assert text == json.dumps({"seed": 1, "x": [None]}, indent=1) + "\n"
+    with pytest.raises(ValueError, match="JSON"):
+        write_outputs(tmp_path, {"x": float("nan")}, {}, None, "as_ready", None)
+    assert names(tmp_path) == ["a", "a/b", "a/b/summary.json"]
+
+
+def test_the_table_is_printed_as_wide_as_its_console(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(SUMMARY, Console(width=70))
+    assert ANSWER in capsys.readouterr().out.splitlines()
