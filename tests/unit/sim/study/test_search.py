@@ -180,9 +180,13 @@ class Study:
 
 
 def search_with(
-    study: Study, rates: list[float | None], monkeypatch: pytest.MonkeyPatch, trials: int = 7
+    study: Study,
+    rates: list[float | None],
+    monkeypatch: pytest.MonkeyPatch,
+    trials: int = 7,
+    **more: Any,
 ) -> tuple[list[int], list[str], list[Any]]:
-    """Search with trials that decode at ``rates`` (None: refused): the sizes of batches, what was
+    """Search with trials that decode at ``rates`` (None: refused, 0: no rate): the sizes of batches, what was
     told, and the rows that were reported.
     """
     monkeypatch.setattr(search, "_cell", lambda plan, values, split: (values, split))
@@ -201,12 +205,16 @@ def search_with(
         assert {split for _, split in cells} == {"fit"}
         sizes.append(len(cells))
         return [
-            {"status": "done" if rate else "refused", "decode_tokens_per_s": rate}
+            {
+                "status": "refused" if rate is None else "done",
+                "decode_tokens_per_s": rate or None,
+                "hit_ratio": 0.5,
+            }
             for _, rate in zip(cells, left, strict=False)
         ]
 
     optuna = SimpleNamespace(trial=SimpleNamespace(TrialState=State))
-    _trials(optuna, study, asked(trials=trials, together=3), Plan("s"), run, lines.append)
+    _trials(optuna, study, asked(trials=trials, together=3, **more), Plan("s"), run, lines.append)
     return sizes, lines, reported
 
 
@@ -228,6 +236,20 @@ def test_trials_run_some_together_and_are_told_in_the_order_of_their_proposal(
     ]
     assert reported[0] == ("s", 5)
     assert [row["decode_tokens_per_s"] for row in reported[1:]] == [1.0, None, 3.0, 4.0, 5.0]
+
+
+def test_a_trial_fails_that_lacks_one_of_its_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four trials the last one runs alone."""
+    study, both = Study(), {**FAST, "hit_ratio": "maximize"}
+    rates = [1.0, 0.0, 3.0, 4.0]
+    sizes, _, _ = search_with(study, rates, monkeypatch, trials=4, objectives=both)
+    assert sizes == [3, 1]
+    assert study.told == [
+        (0, [1.0, 0.5], "COMPLETE"),
+        (1, None, "FAIL"),
+        (2, [3.0, 0.5], "COMPLETE"),
+        (3, [4.0, 0.5], "COMPLETE"),
+    ]
 
 
 def test_a_new_search_tells_of_no_trials_and_one_that_is_over_runs_none(
