@@ -80,7 +80,7 @@ def expand(paper: Paper, words: Sequence[str], constants: Mapping[str, float]) -
     """The arm that a list of words describes.
 
     Names of lists of words are replaced by these lists. Of two words for one setting the later one
-    counts. Choosing an option drops what was set inside the option chosen before. ``constants`` are
+    counts. Choosing an option, or a section, drops what was set inside of it before. ``constants`` are
     the calibrated ones, by name. Raise ArmError for an unknown word or trace.
     """
     chosen: dict[str, str] = {}
@@ -90,10 +90,8 @@ def expand(paper: Paper, words: Sequence[str], constants: Mapping[str, float]) -
             raise ArmError(
                 f"{paper.title}: the word {word!r} is neither a list of words nor name=value"
             )
-        if "." not in name:
-            for other in [key for key in chosen if key.startswith(f"{name}.")]:
-                del chosen[other]
-        chosen.pop(name, None)
+        inside = f"{name}."
+        chosen = {key: one for key, one in chosen.items() if not f"{key}.".startswith(inside)}
         chosen[name] = value
     if (constant := chosen.pop("calibrated", None)) is not None:
         key = str(paper.calibrated[constant]["key"])

@@ -157,7 +157,6 @@ def run_search(
     search, optuna = make_search(plan), _optuna()
     cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
     # A misspelt key is refused here, before anything runs.
-    _cell(plan, _first_values(search), "fit")
     axes = axes_of([*cells, _cell(plan, _first_values(search), "fit")])
     with warnings.catch_warnings(), launcher, Dataset(output_dir, axes, tell) as dataset:
         # Optuna warns of values that are lists, such as two shares; as JSON they come back equal.

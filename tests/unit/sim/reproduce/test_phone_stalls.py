@@ -118,10 +118,15 @@ def test_the_printed_lines_of_another_run_set_it_beside_both_lines(
     _, _, head, whole, half = phone_lines(Path("any"))
     assert head.startswith("Phone, Gemma-4-26B-A4B: system=lru loader=bigmoe")
     assert head.endswith("nothing of this run is fitted.")
-    assert "Its 128 tokens" in whole
-    assert "a line with Qwen3-30B-A3B's constants" in whole
-    assert "stall 10.0% (+10.0%; a line 50.0%, -50.0%)" in whole
-    assert "stall 10.0% (a line 0.0%)" in half
+    own = [f"{name} 10.0% (+10.0%; a line 50.0%, -50.0%)" for name in QUANTITIES]
+    assert whole == (
+        "  Its 128 tokens, median error (with its sign; a line with Qwen3-30B-A3B's constants): "
+        f"{', '.join(own)}."
+    )
+    later = [f"{name} 10.0% (a line 0.0%)" for name in QUANTITIES]
+    assert half == (
+        f"  Its tokens after 64 (a line fitted to this run's first 64): {', '.join(later)}."
+    )
 
 
 # A log by hand, of the published schema

@@ -183,3 +183,4 @@ def test_a_claim_that_never_ran_and_a_long_reason_are_short() -> None:
     assert (report.found(waiting), report.remark(waiting)) == ("", "")
     long = replace(FAILED, failures={"lru": "x" * 200})
     assert report.remark(long) == "x" * 160
+    assert report.said(claim("K", unit="x")) == "x", "no value is no word"

@@ -1,0 +1,201 @@
+"""What a study records, runs again and answers, and with which status its command ends."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sim.study import __main__ as command
+from sim.study import worker
+from sim.study.__main__ import main, sort_words
+from sim.study.cells import Cell
+from sim.study.conduct import Conducted, answer, axes_of, conduct
+from sim.study.plan import Plan
+from sim.study.rows import Row, make_row
+
+
+def cell(number: int) -> Cell:
+    return Cell(f"k{number}", "lru", (f"seed={number}",), {"seed": number}, {}, None)
+
+
+class Launcher:
+    """Ends each cell with the status of its key, done by default."""
+
+    def __init__(self, **statuses: str) -> None:
+        self.statuses, self.ran = statuses, list[str]()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> Iterator[Row]:
+        for one in cells:
+            self.ran.append(one.key)
+            yield make_row(study, one, self.statuses.get(one.key, "done"), "why")
+
+
+def test_what_is_recorded_is_told_and_only_a_retry_runs_what_went_wrong(tmp_path: Path) -> None:
+    def run(launcher: Launcher, *numbers: int, retry: bool = False) -> tuple[Conducted, list[str]]:
+        lines: list[str] = []
+        asked = [cell(number) for number in numbers]
+        return conduct("s", asked, launcher, tmp_path, retry, lines.append), lines
+
+    bad = Launcher(k1="refused", k2="failed")
+    assert run(bad, 1, 2, 3) == (Conducted(Counter(done=1, refused=1, failed=1), 3), [])
+    again = Launcher()
+    assert run(again, 2, 3, 4) == (
+        Conducted(Counter(done=2, failed=1), 1),
+        ["2 of 3 cells are recorded already"],
+    )
+    assert run(again, 1, 2, 3, 4, retry=True) == (
+        Conducted(Counter(done=4), 2),
+        [
+            "2 cells that were refused or failed run again",
+            "2 of 4 cells are recorded already",
+        ],
+    )
+    assert again.ran == ["k4", "k1", "k2"]
+    assert run(again, 4, retry=True) == (
+        Conducted(Counter(done=1), 0),
+        ["1 of 1 cells are recorded already"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "ran", "told"),
+    [
+        ({"done": 2}, 2, "2 cells, 2 done."),
+        ({"done": 2}, 0, "2 cells, 2 done; 0 ran now, 2 were recorded before."),
+        ({"failed": 1}, 1, "1 cells, 0 done (1 failed: column error says why)."),
+        (
+            {"failed": 2, "done": 3, "refused": 1},
+            4,
+            "6 cells, 3 done (1 refused, 2 failed: column error says why); 4 ran now, 2 were"
+            " recorded before.",
+        ),
+    ],
+)
+def test_the_answer_counts_every_cell(counts: dict[str, int], ran: int, told: str) -> None:
+    found = answer("s", Conducted(Counter(counts), ran), Path("out"))
+    assert found == f's: {told} polars.read_parquet("out/cells/*.parquet") reads them.'
+
+
+def test_a_column_has_the_values_of_all_cells_that_vary_its_key() -> None:
+    others = Cell("k", "lru", (), {"seed": "x", "late": True}, {}, None)
+    assert axes_of([cell(1), cell(2)]) == {"seed": pl.Float64}
+    assert axes_of([cell(1), others]) == {"seed": pl.String, "late": pl.Boolean}
+
+
+def test_a_worker_begins_with_signals_of_its_own_and_leaves_with_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *words: told.append(words))
+    monkeypatch.setattr(gc, "freeze", lambda: told.append("freeze"))
+    monkeypatch.setattr(worker, "leave_with_parent", lambda: told.append("leave"))
+    worker.begin_work()
+    assert told == [(signal.SIGTERM, signal.SIG_DFL), "freeze", "leave"]
+
+
+def test_words_are_options_of_the_study_or_overrides_of_every_cell() -> None:
+    words = ["name=a=b", "workers=2", "seed=1", "cache.scope=site", "+x=1", "~y", "experiment=e"]
+    assert sort_words([*words, "retry=yes", "cache=lru"]) == (
+        {"name": "a=b", "workers": "2", "retry": "yes"},
+        ["seed=1", "cache.scope=site", "+x=1", "~y", "experiment=e", "cache=lru"],
+    )
+    assert sort_words(["name=a", "retry=no"])[0]["retry"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "^which study\\? name=NAME of conf/study, or name=PATH of a file$"),
+        (["name"], "^name is no option \\(did you mean name\\?\\); a study has name, launcher,"),
+        (
+            ["worker=2"],
+            "^worker=2 is no option \\(did you mean workers\\?\\); a study has name, launcher,"
+            " output_dir, retry, workers, address, batch, cluster, partition, timeout_min, mem_gb,"
+            " account, qos, and every override of moelab run$",
+        ),
+        (["name=a", "retry="], "^retry= must be yes or no$"),
+    ],
+)
+def test_a_word_that_is_neither_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sort_words(words)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the command asks for; its study ends as ``given[0]`` says."""
+    handler = signal.getsignal(signal.SIGTERM)
+    asked: list[Any] = [Conducted(Counter(done=2), 2)]
+
+    def run(*words: Any) -> Conducted:
+        asked.append(words[3:5])
+        return asked[0]
+
+    monkeypatch.setattr(command, "read_plan", lambda name: Plan(name))
+    monkeypatch.setattr(command, "plan_cells", lambda plan: [cell(1), cell(2)])
+    monkeypatch.setattr(command, "make_launcher", lambda *words: asked.append(words))
+    monkeypatch.setattr(command, "conduct", run)
+    monkeypatch.setattr(command, "_tell", lambda cells, place: asked.append((len(cells), place)))
+    yield asked
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("counts", "status"),
+    [({"done": 2}, 0), ({"done": 1, "refused": 1}, 3), ({"failed": 2}, 3)],
+)
+def test_the_command_ends_with_3_where_a_cell_is_not_done(
+    counts: dict[str, int],
+    status: int,
+    given: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given[0] = Conducted(Counter(counts), 2)
+    assert main(["name=s", "workers=3", "batch=2", "retry=yes"]) == status
+    place = Path("outputs/studies/s")
+    assert given[1:] == [
+        ("pool", {"workers": "3", "batch": "2"}),
+        (place, True),
+        (2, place),
+    ]
+    assert capsys.readouterr().out.startswith("s: 2 cells, ")
+    main(["name=s", "launcher=ray", "output_dir=here"])
+    assert given[4:] == [("ray", {}), (Path("here"), False), (2, Path("here"))]
+
+
+def test_a_search_prints_its_answer_and_runs_no_grid(
+    given: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched = SimpleNamespace(name="s", search={"trials": 1})
+    monkeypatch.setattr(
+        command, "read_plan", lambda name: SimpleNamespace(with_last=lambda words: searched)
+    )
+    monkeypatch.setattr(command, "run_search", lambda plan, launcher, place, say: place)
+    monkeypatch.setattr(command, "told", lambda name, result: f"{name} in {result}")
+    assert main(["name=s"]) == 0
+    assert capsys.readouterr().out == "s in outputs/studies/s\n"
+    assert given[1:] == [("pool", {})]
+
+
+def test_what_cannot_be_written_ends_with_2(
+    given: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*words: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(command, "conduct", full)
+    assert main(["name=s"]) == 2
+    assert capsys.readouterr() == ("", "error: no room\n")

@@ -1,0 +1,78 @@
+"""A trial that is kept is read again; one that is broken is simulated and written anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sim.study import trials
+from sim.study.trials import Trial, kept_trial, slots_a_layer
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """The trials that were simulated; each has its number in every part."""
+    ran: list[Trial] = []
+
+    def trial(words: Any) -> Trial:
+        number, end = len(ran), {"end_ns": [len(ran)]}
+        tables = pl.DataFrame(end), pl.DataFrame({"sequence": [number]})
+        ran.append(Trial({"at": number}, {"seed": number}, *tables))
+        return ran[-1]
+
+    monkeypatch.setattr(trials, "trial", trial)
+    monkeypatch.setattr(trials, "_key", " ".join)
+    return ran
+
+
+def plain(found: Trial) -> tuple[Any, ...]:
+    return found.summary, found.config, found.tokens.to_dicts(), found.sequences.to_dicts()
+
+
+def test_a_trial_is_simulated_once_and_then_read(tmp_path: Path, simulated: list[Trial]) -> None:
+    first = kept_trial(["a"], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "a.json",
+        "a.tokens.parquet",
+        "a.sequences.parquet",
+    }
+    assert plain(kept_trial(["a"], tmp_path)) == plain(first)
+    assert plain(first) == ({"at": 0}, {"seed": 0}, [{"end_ns": 0}], [{"sequence": 0}])
+    assert kept_trial(["b"], tmp_path).summary == {"at": 1}
+    assert kept_trial(["a"], None).summary == {"at": 2}
+    assert len(simulated) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", None),
+        ("a.json", "{"),
+        ("a.json", '{"summary": {}}'),
+        ("a.json", "[]"),
+        ("a.tokens.parquet", "no table"),
+        ("a.sequences.parquet", None),
+    ],
+)
+def test_a_trial_that_lost_a_part_is_simulated_anew(
+    name: str, text: str | None, tmp_path: Path, simulated: list[Trial]
+) -> None:
+    kept_trial(["a"], tmp_path)
+    if text is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert kept_trial(["a"], tmp_path) is simulated[1]
+    assert plain(kept_trial(["a"], tmp_path)) == plain(simulated[1])
+
+
+@pytest.mark.parametrize(("contracts", "slots"), [({}, 3.0), ({"draft_experts": True}, 9 / 4)])
+def test_slots_are_over_all_layers_and_those_of_drafts_where_these_have_experts(
+    contracts: dict[str, bool], slots: float
+) -> None:
+    summary = {"budget": {"slots": {"high": 6, "low": 3}}, "contracts": contracts}
+    config = {"model": {"sites": 3}, "workload": {"draft_layers": 1}}
+    assert slots_a_layer(Trial(summary, config, pl.DataFrame(), pl.DataFrame())) == slots
