@@ -51,4 +51,5 @@ def test_a_trace_that_has_so_many_is_returned_as_it_is() -> None:
     assert with_draft_sites(bare, 0) is bare
     one = with_draft_sites(bare, 1)
     assert one.ids.shape == (12, 4, 2)
+    assert [site.stack for site in one.header.sites] == ["decoder"] * 3 + ["draft"]
     assert (one.logits, one.expert_norms, one.active_shares) == (None, None, None)
