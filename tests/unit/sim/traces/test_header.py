@@ -250,7 +250,9 @@ def test_what_a_header_says_of_its_recording() -> None:
     assert not header(provenance={"lacks": "weights", "order": "id"}).stands_in_order
     first, second, third = header().sites
     null = replace(second, rule=replace(RULE, null_experts=2))
-    assert header(sites=(replace(first, rule=None), null, third)).null_experts == 2
+    some = header(sites=(replace(first, rule=None), null, third))
+    assert some.null_experts == 2
+    assert parse_header(some.to_json()) == some
     assert header(sites=(replace(first, rule=None),)).null_experts == 0
 
 
