@@ -299,10 +299,12 @@ def deal(
     row names an expert twice. Each of these rows has the expert's mean weight and smallest score.
     """
     kept = frame.filter(pl.col("ahead") <= depth)
+    if kept.is_empty():
+        return {}
     columns = {name: kept[name].to_numpy() for name in FORECAST_DTYPES}
     starts = _starts(columns)
     ends = np.append(starts[1:], len(columns["step"]))
-    mean = (columns["weight"] / np.maximum(columns["tokens"], 1)).astype(np.float32)
+    mean = (columns["weight"] / columns["tokens"]).astype(np.float32)
     dealt: dict[tuple[int, int], DealtForecasts] = {}
     for begin, end in zip(starts.tolist(), ends.tolist(), strict=True):
         pair = int(columns["step"][begin]), int(columns["sequence"][begin])

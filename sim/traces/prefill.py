@@ -90,6 +90,10 @@ def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
     """
     if (trace.phase != DECODE).any():
         raise TraceError(HEADER_FILE, "prefill", "counts", "must have decoded rows only beside it")
+    if counts.is_empty():
+        nothing = np.zeros(0, np.int64)
+        _check_totals(trace.header, nothing, nothing)
+        return trace
     columns = {name: counts[name].to_numpy() for name in COUNT_DTYPES}
     starts = _checked_groups(trace.header, columns)
     top_k, sites = trace.header.model.top_k, trace.header.model.sites
@@ -123,7 +127,8 @@ def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
 def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
     """The indices at which a new group begins: what one step has of one prompt.
 
-    Counts that no rows can have are refused here, before any row is made.
+    ``columns`` have a row or more. Counts that no rows can have are refused here, before any row is
+    made.
     """
     model, tokens, expert, site = (
         header.model,
@@ -155,7 +160,7 @@ def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
     last = np.where(expert < 0, model.experts, expert)
     order = (columns["step"], columns["sequence"], site, last)
     back = np.zeros(len(tokens), np.bool_)
-    tied = np.ones(max(len(tokens) - 1, 0), np.bool_)
+    tied = np.ones(len(tokens) - 1, np.bool_)
     for values in order:
         step = np.diff(values.astype(np.int64))
         back[1:] |= tied & (step < 0)
@@ -168,12 +173,10 @@ def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
     new_site = begins.copy()
     new_site[1:] |= np.diff(site) != 0
     cells = np.flatnonzero(new_site)
-    totals = (
-        np.add.reduceat(tokens.astype(np.int64), cells) if len(cells) else np.zeros(0, np.int64)
-    )
+    totals = np.add.reduceat(tokens.astype(np.int64), cells)
     group = np.cumsum(begins) - 1
     rows_of = totals // model.top_k
-    whole = rows_of[np.searchsorted(cells, starts)] if len(starts) else rows_of
+    whole = rows_of[np.searchsorted(cells, starts)]
     wrong = np.zeros(len(tokens), np.bool_)
     wrong[cells] = (totals % model.top_k != 0) | (rows_of != whole[group[cells]])
     refuse(
@@ -183,7 +186,7 @@ def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
     )
     refuse(
         "tokens",
-        (expert >= 0) & (tokens > whole[group]) if len(tokens) else wrong,
+        (expert >= 0) & (tokens > whole[group]),
         "must be at most the step's tokens",
     )
     _check_totals(header, columns["sequence"][starts], whole)
@@ -202,8 +205,6 @@ def _check_totals(header: Header, sequence: Array, rows: Array) -> None:
 
 def _joined(trace: Trace, parts: dict[str, list[Array]]) -> Trace:
     """Decoded and dealt rows in order of step; other columns than `PER_ROW` are NaN in prompts."""
-    if not parts["step"]:
-        return trace
     columns: dict[str, Any] = {}
     for name in PER_ROW:
         own = getattr(trace, name)

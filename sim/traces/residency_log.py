@@ -204,17 +204,13 @@ def _read_table(path: Path, cells: int) -> pl.DataFrame:
 
 def _rows(trace: Trace, table: pl.DataFrame, line: NDArray[np.int64]) -> NDArray[np.int64]:
     """The trace's token-row of each lookup, found by sequence and position."""
-    places = (
-        pl.DataFrame(
-            {
-                "sequence": trace.sequence,
-                "position": trace.position,
-                "row": np.arange(len(trace.step)),
-            }
-        )
-        .filter(trace.valid)
-        .unique(("sequence", "position"), keep="first")
-    )
+    places = pl.DataFrame(
+        {
+            "sequence": trace.sequence,
+            "position": trace.position,
+            "row": np.arange(len(trace.step)),
+        }
+    ).filter(trace.valid)
     found = table.select("sequence", "position").join(
         places, on=["sequence", "position"], how="left", maintain_order="left"
     )

@@ -108,9 +108,9 @@ def fixed_point(name: str, values: Float32s, step: float) -> NDArray[Any]:
 
 
 def floats_of(stored: Stored, values: NDArray[Any]) -> Float32s:
-    """The floats that `fixed_point` was given; float32 values are returned as they are."""
-    if values.dtype == np.float32:
+    """The floats that `fixed_point` was given; without a step values are floats already."""
+    if stored.step is None:
         return values
-    floats = (values * np.float64(stored.step or 1.0)).astype(np.float32)
+    floats: Float32s = (values * np.float64(stored.step)).astype(np.float32)
     floats[values == np.iinfo(values.dtype).min] = np.nan
     return floats

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from sim.fitting.fits import profile_of
-from sim.traces.trace import Trace
+from helpers.traces import make_trace
+from sim.fitting.fits import fit_from_rows, fit_sequences, profile_of, sample_of, sample_rows
+from sim.policies.requires import FitFile, Sample, Shape, Track
+from sim.traces.trace import Trace, TraceSequence, trace_sha256
 
 
 def test_uses_are_the_choices_of_all_rows_of_the_fit_sequences_prompts_included(
@@ -33,3 +37,62 @@ def test_a_trace_without_fit_sequences_has_no_profile(bundled_trace: Trace) -> N
         match=r"^a policy of this run is fitted on what the fit sequences of the trace chose; .*fit",
     ):
         profile_of(replace(bundled_trace, header=replace(header, sequences=sequences)))
+
+
+def test_a_fit_takes_the_first_unflagged_fit_sequences_that_have_rows_ascending() -> None:
+    """Two of the trace have rows, 0 and 7; the header has more, and 7 comes first."""
+    trace = make_trace()
+    zero, seven = trace.header.sequences
+    told = (
+        replace(seven, split="fit", flags={"loops": True, "cut": False}),
+        replace(zero, sequence=3, split="fit"),
+        replace(zero, split="fit", flags={}),
+    )
+
+    def numbers(*sequences: TraceSequence, **choice: Any) -> tuple[int, ...]:
+        return fit_sequences(
+            replace(trace, header=replace(trace.header, sequences=sequences)), **choice
+        )
+
+    assert numbers(*told) == (0, 7)
+    assert numbers(*told, most=1) == (7,)
+    assert numbers(*told, exclude=["cut"]) == (0, 7)
+    assert numbers(*told, exclude=["loops"]) == (0,)
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        numbers(told[0], told[1], exclude=["loops"])
+    assert str(refused.value) == (
+        "trace two sequences has no sequence to fit on: none of its sequences (splits: fit) has"
+        " split fit and none of the flags ['loops']; choose a trace with a fit split"
+    )
+
+
+def test_a_sample_has_valid_rows_with_choices_by_weight_and_none_of_counted_prompts() -> None:
+    trace = make_trace()
+    assert sample_rows(trace, [7]).tolist() == [4, 5, 9, 11]
+    assert sample_rows(trace, [0, 7]).tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
+    counted = replace(trace, header=replace(trace.header, prefill="counts"))
+    assert sample_rows(counted, [7]).tolist() == [9, 11]
+    flipped = replace(trace, ids=trace.ids[..., ::-1], weights=trace.weights[..., ::-1])
+    for made in (trace, flipped):
+        sample = sample_of(made, [0])
+        assert sample.sequence.tolist() == [0] * 7
+        assert sample.token.tolist() == trace.token[[0, 1, 2, 6, 7, 8, 10]].tolist()
+        # The rule's own order is by weight; row 2 dropped its second choice at site 1.
+        assert sample.ids[0].tolist() == trace.ids[0].tolist()
+        assert sample.ids[2, 1].tolist() == [trace.ids[2, 1, 0], -1]
+    assert sample_of(trace, [0]).shape == Shape(3, 6, 2, 0, 0)
+
+
+def test_a_fit_of_rows_says_what_it_was_made_of() -> None:
+    def learn(sample: Sample, track: Track) -> dict[str, NDArray[Any]]:
+        return {"tokens": np.array(list(track(sample.token)))}
+
+    trace = make_trace()
+    made = fit_from_rows(FitFile("counts", {"depth": 2}, learn=learn), trace, [7])
+    assert (made.kind, made.parameters, made.sequences) == ("counts", {"depth": 2}, (7,))
+    assert made.trace == {"name": "two sequences", "sha256": trace_sha256(trace.header)}
+    assert (made.shape, made.results) == (Shape(3, 6, 2), {})
+    assert made.arrays["tokens"].tolist() == trace.token[[4, 5, 9, 11]].tolist()
+    assert fit_from_rows(FitFile("counts", learn=learn), trace, [7]).parameters == {}
+    with pytest.raises(ValueError, match=r"^counts is made by moelab fit predictor=\.\.\. "):
+        fit_from_rows(FitFile("counts"), trace, [7])

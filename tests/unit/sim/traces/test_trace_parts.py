@@ -72,6 +72,22 @@ def test_parts_make_the_same_file_as_the_whole(step: float | None, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
 
 
+@pytest.mark.parametrize("step", [None, 1 / 16])
+def test_counted_prompts_of_parts_are_those_of_the_whole(
+    step: float | None, tmp_path: Path
+) -> None:
+    """Four rows are decoded: only these are told, and lie in the file of rows."""
+    trace = apart(step)
+    trace = replace(trace, header=replace(trace.header, prefill="counts"))
+    write_trace(tmp_path / "whole", trace)
+    header = write_trace_parts(tmp_path / "parts", trace.header, parts(trace), 4)
+    assert sorted(header.files) == ["prefill_counts.parquet", "routes.parquet"]
+    for name in header.files:
+        whole, joined = (pl.read_parquet(tmp_path / at / name) for at in ("whole", "parts"))
+        assert whole.schema == joined.schema
+        assert whole.equals(joined)
+
+
 def test_forecasts_of_prompts_are_those_of_all_parts(tmp_path: Path) -> None:
     trace = with_cells(with_random_scores(apart(None)))
     header = write_trace_parts(

@@ -21,7 +21,7 @@ from helpers.traces import make_trace, rehash
 from sim.fitting.fits import sample_of
 from sim.setup.build import build
 from sim.setup.execute import execute
-from sim.traces.prefill import COUNT_DTYPES, _joined, count_prompts, deal_prompts
+from sim.traces.prefill import COUNT_DTYPES, count_prompts, deal_prompts
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, ModelShape, Trace, TraceError, read_trace, write_trace
 
@@ -282,11 +282,8 @@ def test_prompts_of_one_token_have_as_many_counts_as_choices_and_no_file_has_mor
         read_trace(tmp_path / "whole", "all")
 
 
-def test_counts_stand_beside_decoded_rows_and_where_there_are_none_nothing_is_added(
-    tmp_path: Path,
-) -> None:
+def test_counts_stand_beside_decoded_rows() -> None:
     trace = synthesize(ModelShape("small", "none", 2, 4, 2, 8, 8), tokens=2, sequences=1)
     prompts = replace(trace, phase=np.zeros_like(trace.phase))
     with pytest.raises(TraceError, match=r"prefill.*must have decoded rows only beside it"):
         deal_prompts(prompts, pl.DataFrame())
-    assert _joined(trace, {"step": []}) is trace
