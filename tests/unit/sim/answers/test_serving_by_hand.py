@@ -203,8 +203,9 @@ def test_the_engine_has_whole_blocks_for_the_most_sequences(
 
 
 def test_requests_come_by_arrival_in_ms_with_the_blocks_of_their_prompts() -> None:
-    """Sequences 5 and 7 begin with the same two tokens; a token of 5 and what is not valid are
-    unknown. Rows come in any order, and those after the prompt are no part of it.
+    """All begin with the same two tokens. 5 and 6 go on with an unknown one, so nobody knows that
+    the next block is the same. Rows come in any order; those after the prompt and those that are
+    not valid are no part of it.
     """
     rows = [  # sequence, position, token, valid
         (7, 1, 12, True),
@@ -217,10 +218,10 @@ def test_requests_come_by_arrival_in_ms_with_the_blocks_of_their_prompts() -> No
         (5, 3, 14, True),
         (5, 4, 15, True),
         (5, 5, 77, False),
-        (6, 0, 0, True),
+        *((6, at, token, True) for at, token in enumerate((11, 12, -1, 14))),
     ]
     sequence, position, token, valid = map(np.array, zip(*rows, strict=True))
-    lengths = {7: (3, 1), 5: (5, 2), 6: (1, 0)}
+    lengths = {7: (3, 1), 5: (5, 2), 6: (4, 0)}
     run: Any = SimpleNamespace(
         config={"workload": {}},
         trace=SimpleNamespace(sequence=sequence, position=position, token=token, valid=valid),
@@ -235,7 +236,22 @@ def test_requests_come_by_arrival_in_ms_with_the_blocks_of_their_prompts() -> No
     found = requests_of(run, 2)
     assert found == [
         {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0, 4]},
-        {"timestamp": 1.5, "input_length": 1, "output_length": 0, "hash_ids": [3]},
+        {"timestamp": 1.5, "input_length": 4, "output_length": 0, "hash_ids": [0, 3]},
         {"timestamp": 2, "input_length": 5, "output_length": 2, "hash_ids": [0, 1, 2]},
     ]
     assert [type(row["timestamp"]) for row in found] == [int, float, int]
+
+
+def test_given_requests_keep_their_blocks_though_only_the_first_ones_run() -> None:
+    given = [{"hash_ids": [7, 8]}, {"hash_ids": [9]}, {"hash_ids": [10]}]
+    lengths = {1: (2, 1), 0: (3, 4)}
+    sequences = [
+        SimpleNamespace(sequence=number, prompt_tokens=prompt, decode_tokens=decode)
+        for number, (prompt, decode) in lengths.items()
+    ]
+    workload = SimpleNamespace(sequences=sequences, arrivals_ns={0: 0, 1: 0})
+    run: Any = SimpleNamespace(config={"workload": {"requests": given}}, workload=workload)
+    assert requests_of(run, 2) == [
+        {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": [7, 8]},
+        {"timestamp": 0, "input_length": 2, "output_length": 1, "hash_ids": [9]},
+    ]
