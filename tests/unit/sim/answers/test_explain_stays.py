@@ -31,7 +31,7 @@ def move(
 
 
 def gone(tick: int, other: int | None = None) -> Event:
-    return Event("evicted", 10 * tick + 5, tick, other)
+    return Event("evicted", 10 * tick, tick, other)
 
 
 def run_of(
@@ -231,7 +231,7 @@ def test_the_last_stay_tells_how_it_came_and_its_last_use(
             {
                 "others": [move(4, 9, key=3)],
                 "needs": [3, -1, 1],
-                "evicted": [(45, 2), (46, 6)],
+                "evicted": [(40, 2), (46, 6)],
                 "there": True,
             },
             f"It was evicted for a demand of site 0 expert 3: {FORECAST_LAST} Pinned then, as that"
@@ -265,7 +265,7 @@ def test_the_next_to_go_is_of_the_same_pool_and_was_neither_it_nor_pinned(
     scope: str | None, found: tuple[int, int]
 ) -> None:
     """Keys 0 to 9 are of one precision, 5 to 9 of one site of it."""
-    evicted = [(45, 2), (50, KEY), (51, 3), (52, 1), (60, 12), (70, 4), (80, 6)]
+    evicted = [(40, 2), (50, KEY), (51, 3), (52, 1), (60, 12), (70, 4), (80, 6)]
     run = run_of(evicted=evicted, there=True, scope=scope)
     assert _kept(run, KEY, gone(4, 3), [1]) == found
     absent = run_of(evicted=evicted, there=False, scope=scope)
