@@ -29,7 +29,7 @@ class Machine:
             sites=5,
             experts=8,
             null_experts=1,
-            key=lambda plane, site, unit: 10 * site + unit,
+            key=lambda plane, site, unit: 1000 * plane + 10 * site + unit,
             site_of=lambda key: key // 10,
             layer_of=lambda site: site + 1,
             on_device=lambda key: GPU_OF[key // 10],
@@ -50,6 +50,7 @@ class Machine:
         patch.setattr(export, "left_bytes", lambda run: self.left)
 
     def prepared(self, flags: Flags) -> Any:
+        assert flags.n_cpu_moe >= 0
         if self.refused(flags):
             raise ValueError("too  full\n  by far")
         return SimpleNamespace(controller=self.controller)
