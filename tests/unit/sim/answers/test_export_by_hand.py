@@ -284,3 +284,11 @@ def test_where_no_line_runs_the_first_refusal_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(export, "Search", Climbs)
     with pytest.raises(ValueError, match=r"^no line of flags can run: too full$"):
         exported(Flags(64), [], lambda words: Future())
+
+
+def test_a_split_with_which_nothing_fits_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = curve(monkeypatch, 100, 6, lambda on_cpu: 1.0)
+    search.split = (4.0, 3.0)
+    search.climb_split()
+    assert search.split == (4.0, 3.0)
+    assert (search.tried, search.refused) == ({}, {})
