@@ -10,6 +10,7 @@ import pytest
 
 from helpers.drawn import curves, kept
 from helpers.printed import Heard
+from sim import frontier as command
 from sim.frontier import Frontier, Policy, rows_of, show, write
 from sim.results.labels import Labels
 from sim.screening.frontier import Point
@@ -130,5 +131,23 @@ def test_every_known_point_is_a_row_and_drawn(
         "belady": ([75], [1]),
         "the fewest of any cache": ([50, 75, 100], [8, 4, 0]),
     }
-    assert figures[0].get_suptitle().splitlines()[0] == FOUND.title
+    assert figures[0].get_suptitle() == f"{FOUND.title}\nbelady: knows [all]"
     assert (hits.get_ylim(), loads.get_ylim()[0]) == ((0, 1.02), 0)
+
+
+def test_the_command_asks_for_eight_parts_of_the_systems_own_policy_or_as_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(command, "frontier", lambda *of: asked.append(of) or FOUND)
+    monkeypatch.setattr(command, "draw", lambda found, place: None)
+    place = tmp_path / "out"
+    assert command.main(["system=lru", f"output_dir={place}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"files: {place}"
+    words = ["system=lru", "policies=lru,lfu", "points=3", f"output_dir={place}"]
+    assert command.main(words) == 2
+    assert command.main([*words, "overwrite=yes"]) == 0
+    assert [(list(given), names, points) for given, names, points in asked] == [  # type: ignore[misc]
+        (["system=lru"], [None], 8),
+        (["system=lru"], ["lru", "lfu"], 3),
+    ]

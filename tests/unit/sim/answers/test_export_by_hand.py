@@ -292,3 +292,28 @@ def test_a_split_with_which_nothing_fits_is_not_tried(monkeypatch: pytest.Monkey
     search.climb_split()
     assert search.split == (4.0, 3.0)
     assert (search.tried, search.refused) == ({}, {})
+
+
+def test_layers_move_by_a_quarter_first_and_then_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten layers with the head; 3 and 7 are as near to 2 and 8 as 1 and 9."""
+    search = curve(monkeypatch, 0, 9, lambda on_cpu: 1.0)
+
+    def simulate(flags: Any) -> Future[Trial]:
+        future: Future[Trial] = Future()
+        future.set_result(trial_of(1 / (1 + abs(flags.split[0] - 2))))
+        return future
+
+    monkeypatch.setattr(search, "_simulate", simulate)
+    search.split = export.even(9, 2)
+    search.climb_split()
+    assert search.split == (2.0, 8.0)
+    assert [flags.split for flags in search.tried] == [
+        (5.0, 5.0),
+        (3.0, 7.0),
+        (7.0, 3.0),
+        (1.0, 9.0),
+        (2.0, 8.0),
+        (4.0, 6.0),
+    ]
