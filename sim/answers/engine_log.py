@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,6 @@ class LinkFit:
     def errors(self) -> str:
         return f"median error {self.error:.1%}, held out {self.held_out_error:.1%}"
 
-    def io_ms(self, loads: Floats, moved: Floats) -> Floats:
-        return self.overhead_ms * loads + moved / self.bytes_per_ms
-
 
 def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
     """The columns of the log, by quantity, in bytes, loads or ms.
@@ -68,19 +66,12 @@ def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
     if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
         raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
     with path.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-        names = reader.fieldnames or []
-        if absent := [column for column in columns.values() if column not in names]:
-            raise ValueError(
-                f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}"
-            )
-        found: dict[str, list[float]] = {kind: [] for kind in columns}
+        read = count()
+        kept = (line for line, _ in zip(lines, read, strict=False) if not line.startswith("#"))
         try:
-            for number, row in enumerate(reader, start=1):
-                for kind, column in columns.items():
-                    found[kind].append(_number(path, number, column, row[column]))
+            found = _columns(path, csv.DictReader(kept), columns)
         except csv.Error as error:
-            raise ValueError(f"{path.name} line {reader.line_num} is no csv: {error}") from error
+            raise ValueError(f"{path.name} line {next(read)} is no csv: {error}") from error
     values = {UNITS[kind][0]: UNITS[kind][1] * np.array(column) for kind, column in found.items()}
     values.setdefault("loads", np.zeros(len(values["io"])))
     if len(values["io"]) < 2 * FEWEST_ROWS:
@@ -89,6 +80,21 @@ def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
             " chance"
         )
     return values
+
+
+def _columns(
+    path: Path, reader: csv.DictReader[str], columns: Mapping[str, str]
+) -> dict[str, list[float]]:
+    names = reader.fieldnames or []
+    if absent := [column for column in columns.values() if column not in names]:
+        raise ValueError(
+            f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}"
+        )
+    found: dict[str, list[float]] = {kind: [] for kind in columns}
+    for number, row in enumerate(reader, start=1):
+        for kind, column in columns.items():
+            found[kind].append(_number(path, number, column, row[column]))
+    return found
 
 
 def _number(path: Path, row: int, column: str, text: str | None) -> float:
@@ -133,13 +139,13 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
             " ms a load): its io column is no time of the link; give the time in which the link"
             " was busy"
         )
-    fit = LinkFit(float(overhead), float(1 / per_byte), told_apart, 0.0, 0.0)
-    off = np.abs(
-        fit.io_ms(values["loads"], values["bytes"]) / np.where(moving, values["io"], 1) - 1
-    )
+    predicted = overhead * values["loads"] + per_byte * values["bytes"]
+    off = np.abs(predicted / np.where(moving, values["io"], 1) - 1)
     held_out = moving & ~fitted
-    return replace(
-        fit,
+    return LinkFit(
+        float(overhead),
+        float(1 / per_byte),
+        told_apart,
         error=float(np.median(off[fitted])),
         held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"),
     )

@@ -84,6 +84,25 @@ def test_one_context_is_told_once() -> None:
     assert told.count("1,024 tokens, at 16 bits a number") == 1
 
 
+def test_drafts_tell_the_fastest_number_and_those_that_are_slower_than_none() -> None:
+    """As fast as none is not slower. Where none did not run, nothing is compared with it."""
+    speeds = {
+        "offloaded": {0: 10, 1: 12, 2: 15.46, 3: 10, 4: 9.9, 5: 8},
+        "on device": {0: 10, 1: 9},
+        "on disk": {1: 4, 2: 3},
+        "in RAM": {0: 2, 1: 3},
+    }
+    rows = [row(n, name, speed) for name, of in speeds.items() for n, speed in of.items()]
+    found = replace(FOUND, question="drafts", break_even=None, rows=tuple(rows))
+    assert sentence(found, "lru") == (
+        "lru, drafts' experts offloaded: 2 a step are fastest, 15.5 tokens/s, 1.55x as fast as none;"
+        " 4, 5 are slower than none;"
+        " lru, drafts' experts on device: no number of drafts is faster than none;"
+        " lru, drafts' experts on disk: 1 a step are fastest, 4 tokens/s;"
+        " lru, drafts' experts in RAM: 1 a step are fastest, 3 tokens/s, 1.50x as fast as none."
+    )
+
+
 def test_a_table_shows_the_columns_that_differ_and_says_below_what_is_the_same() -> None:
     rows = (
         row(1, "on", 2.5, interval=(2.0, 3.0), speedup=1.254, speedup_interval=(1.1, 1.4)),
