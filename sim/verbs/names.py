@@ -79,10 +79,8 @@ def chosen(config: str, group: str, words: Mapping[str, str]) -> str | None:
             if isinstance(one, dict):
                 for key in (group, f"override {group}"):
                     if key in one:
-                        systems = (read(CONF / "system" / f"{of}.yaml") for of in names("system"))
-                        if any({f"override /{group}": None}.keys() & _keys(of) for of in systems):
-                            return None
-                        return str(one[key])
+                        by_system = (chosen_by(of, group) for of in names("system"))
+                        return None if any(by_system) else str(one[key])
     return None
 
 
@@ -92,10 +90,6 @@ def chosen_by(system: str, group: str) -> str | None:
         if isinstance(one, dict) and f"override /{group}" in one:
             return str(one[f"override /{group}"])
     return None
-
-
-def _keys(text: Mapping[str, Any]) -> set[str]:
-    return {key for one in text.get("defaults", ()) if isinstance(one, dict) for key in one}
 
 
 def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,10 @@ def of(value: object) -> Fields:
     return Fields({"a": value}, "part", Shape, {"b": 7})
 
 
+def test_whole_numbers_fit_32_bits() -> None:
+    assert INT32_MAX == 2_147_483_647
+
+
 def test_what_is_optional_has_its_value_and_what_is_given_goes_before_it() -> None:
     assert of(1).value == {"a": 1, "b": 7}
     assert Fields({"a": 1, "b": 2}, "", Shape, {"b": 7}).value == {"a": 1, "b": 2}

@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 
-from sim.values.types import Geometry, HostCosts, Outcome, Route, Step
+from sim.values.types import (
+    REROUTE,
+    SKIP,
+    Cause,
+    Event,
+    Found,
+    Geometry,
+    HostCosts,
+    Outcome,
+    Place,
+    PrefetchOutcome,
+    Route,
+    Step,
+    rerouted,
+)
 
 TWO = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100)
 """Three sites of four experts: 5 units a site, 15 keys for each precision."""
@@ -128,3 +142,71 @@ def test_links_of_several_devices_end_at_one_each(wrong: dict[str, Any]) -> None
         r" Route\(",
     ):
         Route(**(of_two | wrong))
+
+
+def test_waking_takes_longer_after_a_longer_wait_in_straight_lines_rounded_down() -> None:
+    assert [HostCosts(wake_ns=7).waking_ns(idle) for idle in (0, 10**9)] == [7, 7]
+    costs = HostCosts(wake_ns=7, wakes=((10, 100), (20, 205), (40, 5)))
+    waits = {0: 100, 9: 100, 10: 100, 11: 110, 19: 194, 20: 205, 25: 155, 40: 5, 41: 5}
+    assert {wait: costs.waking_ns(wait) for wait in waits} == waits
+    assert HostCosts(wakes=((10, 100),)).waking_ns(11) == 100
+
+
+def test_a_load_costs_the_host_its_time_and_its_bytes_at_their_rate() -> None:
+    assert HostCosts(load_ns=5).loading_ns(10**9) == 5
+    assert HostCosts(load_ns=5, load_bytes_per_s=2e9).loading_ns(11) == 5 + 6  # 5.5, to the even
+    assert HostCosts(load_bytes_per_s=2e9).loading_ns(0) == 0
+
+
+def test_enumerations_have_the_numbers_that_files_have() -> None:
+    for kind, names in (
+        (Outcome, "HIT HIGH_FOR_LOW LOW_FOR_HIGH LATE PROMOTED MISS CPU SKIP REROUTE"),
+        (
+            PrefetchOutcome,
+            "USED LATE DROPPED EVICTED_UNUSED UNUSED_AT_END PROMOTED CANCELLED DROPPED_NO_SLOT",
+        ),
+        (Event, "QUEUE_PREFETCH CANCEL DROP_NO_SLOT ISSUE EVICT"),
+        (Cause, "DEMAND PREFETCH INITIAL"),
+        (Place, "LOAD CPU SKIP"),
+    ):
+        assert {one.name: int(one) for one in kind} == {
+            name: number for number, name in enumerate(names.split())
+        }
+    assert (SKIP, REROUTE, rerouted(0, 0, 3), rerouted(4, 2, 3)) == (-1, -2, 3, 17)
+
+
+def test_tokens_that_need_not_be_read_are_those_that_any_tier_holds() -> None:
+    assert (Found().tokens, Found(1, 20, 300, 4_000).tokens) == (0, 321)
+
+
+def test_a_route_begins_at_ram_one_link_inside_it_and_ends_at_each_device() -> None:
+    one = Route((1, 1, 1), (0, 0, 0), ram_link=2)
+    assert (Route().out_of_ram, one.out_of_ram, one.ends) == (0, 1, 1)
+    assert Route((1, 1), (0, 0), link_of=(1, 0)).ends == 2
+
+
+def test_keys_without_layers_slots_or_devices_of_their_own_have_the_usual_ones() -> None:
+    assert ([TWO.layer_of(2), TWO.on_device(29), TWO.num_keys], TWO.missing) == ([2, 0, 30], set())
+    assert TWO.key_bytes == TWO.slot_bytes == (8,) * 15 + (2,) * 15
+    assert TWO.slot_sizes == (8, 2)
+    own = Geometry(
+        3,
+        4,
+        2,
+        ("fp16", "int4"),
+        (16.0, 4.0),
+        (8, 2),
+        100,
+        ((8, 7, 6), (2, 1, 1)),
+        held_bytes=(8, 4),
+        layers=(1, 3, 5),
+        device_of=(0,) * 14 + (1,),
+    )
+    assert own.key_bytes == (8,) * 5 + (7,) * 5 + (6,) * 5 + (2,) * 5 + (1,) * 10
+    assert (own.slot_bytes, own.slot_sizes) == ((8,) * 15 + (4,) * 15, (8, 4))
+    assert [own.layer_of(site) for site in range(3)] == [1, 3, 5]
+    assert [own.on_device(key) for key in (13, 14, 28, 29)] == [0, 1, 0, 1]
+    with pytest.raises(
+        ValueError, match=r"^held_bytes \(8, 1\) must be no less than variant_bytes"
+    ):
+        Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100, held_bytes=(8, 1))

@@ -1,0 +1,272 @@
+"""Every size that a transformers config.json gives, worked out by hand for one small model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.machine.model import LatentAttention, Model
+from sim.machine.model_config import ConfigError, config_text, model_from_config
+
+SMALL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 6,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 3,
+    "vocab_size": 10,
+}
+"""All projections of queries, keys and values have (4 + 2 x 2) x 3 = 24 outputs; the norms of all
+queries and keys (4 + 2) x 3 = 18.
+"""
+SIDES = {"is_encoder_decoder": True, "num_decoder_layers": 6, "num_hidden_layers": 6}
+SPARSE = {"num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3}
+
+
+def read(**changes: Any) -> Model:
+    config = {key: value for key, value in (SMALL | changes).items() if value != "absent"}
+    return model_from_config(config, "small", "a test")
+
+
+def test_a_plain_configuration_gives_every_size() -> None:
+    assert vars(read()) == vars(
+        Model(
+            name="small",
+            sites=6,
+            experts=4,
+            top_k=2,
+            hidden=8,
+            expert_intermediate=16,
+            heads=4,
+            kv_heads=2,
+            head_dim=3,
+            vocab=10,
+            source="a test",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"num_key_value_heads": "absent"}, {"kv_heads": 4}),
+        ({"head_dim": "absent"}, {"head_dim": 2}),
+        ({"head_dim": "absent", "d_kv": 5}, {"head_dim": 5}),
+        ({"moe_intermediate_size": 6}, {"expert_intermediate": 6, "dense_intermediate": 0}),
+        ({"tie_word_embeddings": True}, {"tied_embeddings": True}),
+        # The shared experts: a width of their own, or so many of an expert's.
+        ({"n_shared_experts": 3}, {"shared_intermediate": 48}),
+        (
+            {"moe_num_shared_experts": 2, "moe_intermediate_size": 6},
+            {"shared_intermediate": 12, "expert_intermediate": 6},
+        ),
+        (
+            {"n_shared_experts": 3, "shared_expert_intermediate_size": 7},
+            {"shared_intermediate": 7, "other_site_params": 8},  # and a gate of hidden inputs
+        ),
+        # Biases: of queries, keys and values 24, of the output 8.
+        ({"model_type": "qwen2_moe"}, {"other_site_params": 24}),
+        ({"model_type": "qwen2_moe", "qkv_bias": False}, {"other_site_params": 0}),
+        ({"qkv_bias": True}, {"other_site_params": 24}),
+        ({"attention_bias": True}, {"other_site_params": 32}),
+        # A norm of one head's queries, and one of its keys.
+        ({"model_type": "qwen3_moe"}, {"other_site_params": 6}),
+        ({"use_qk_norm": True}, {"other_site_params": 6}),
+        ({"model_type": "olmoe"}, {"other_site_params": 18}),
+        ({"model_type": "flex_olmo"}, {"other_site_params": 18}),
+        # A correction of the gate for each expert.
+        ({"model_type": "deepseek_v3"}, {"other_site_params": 4}),
+        ({"model_type": "glm4_moe"}, {"other_site_params": 4}),
+        ({"model_type": "ernie4_5_moe"}, {"other_site_params": 4}),
+        # Biases of two norms; of the last norm; of the vocabulary's matrix.
+        ({"model_type": "phimoe"}, {"other_site_params": 16, "other_params": 8}),
+        (
+            {"model_type": "phimoe", "lm_head_bias": True},
+            {"other_site_params": 16, "other_params": 18},
+        ),
+        # 32 biases of attention, 4 sinks, 4 biases of the router; an expert's 2 x 16 + 8.
+        ({"model_type": "gpt_oss"}, {"other_site_params": 40, "expert_biases": 40}),
+        (
+            {"model_type": "gpt_oss", "attention_bias": False},
+            {"other_site_params": 8, "expert_biases": 40},
+        ),
+        # Layers without experts.
+        (
+            {"first_k_dense_replace": 2, "moe_intermediate_size": 6},
+            {
+                "sites": 4,
+                "leading_dense_layers": 2,
+                "dense_intermediate": 16,
+                "expert_intermediate": 6,
+            },
+        ),
+        (
+            {"moe_layer_start_index": 1, "moe_layer_end_index": 5},
+            {"sites": 5, "leading_dense_layers": 1, "dense_intermediate": 16},
+        ),
+        ({"moe_layer_end_index": -1}, {}),
+        ({"mlp_only_layers": []}, {}),
+        (
+            {"mlp_only_layers": [1, 0], "first_k_dense_replace": 2},
+            {"sites": 4, "leading_dense_layers": 2, "dense_intermediate": 16},
+        ),
+        ({"moe_layer_freq": [1] * 6}, {}),
+        ({"moe_layer_freq": 1}, {}),
+        (
+            {"moe_layer_freq": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 6},
+            {
+                "sites": 5,
+                "leading_dense_layers": 1,
+                "dense_intermediate": 16,
+                "expert_intermediate": 6,
+            },
+        ),
+        (
+            {"moe_layer_freq": 3},
+            {"sites": 2, "dense_layers_per_site": 2, "dense_intermediate": 16},
+        ),
+        (
+            {"moe_layer_interval": 2, "decoder_sparse_step": 1},
+            {"sites": 3, "dense_layers_per_site": 1, "dense_intermediate": 16},
+        ),
+        ({"decoder_sparse_step": 0}, {}),
+        # Two sides: half of six layers have experts on each; embeddings are one, unless told.
+        (
+            SIDES | SPARSE,
+            {
+                "sites": 6,
+                "encoder_sites": 3,
+                "dense_layers_per_site": 1,
+                "dense_intermediate": 16,
+                "expert_matrices": 2,
+                "tied_embeddings": True,
+            },
+        ),
+        (
+            SIDES
+            | {"num_decoder_layers": "absent", "decoder_layers": 6, "dense_act_fn": "relu"}
+            | {"encoder_sparse_step": 1, "decoder_sparse_step": 1, "tie_word_embeddings": False},
+            {"sites": 12, "encoder_sites": 6, "expert_matrices": 2},
+        ),
+        (
+            SIDES | {"encoder_sparse_step": 1, "decoder_sparse_step": 1, "dense_act_fn": "gated-x"},
+            {"sites": 12, "encoder_sites": 6, "tied_embeddings": True},
+        ),
+        # 32 buckets on each side, for each of four heads; or as many as are given.
+        (
+            SIDES | SPARSE | {"model_type": "switch_transformers"},
+            {"top_k": 1, "other_params": 256},
+        ),
+        (
+            SIDES
+            | SPARSE
+            | {"model_type": "switch_transformers", "relative_attention_num_buckets": 5},
+            {"other_params": 40},
+        ),
+        # Hidden: 17 x 6 layers and 2 norms; six layers without experts have 16 + 8 more.
+        (
+            SIDES
+            | SPARSE
+            | {"model_type": "nllb-moe", "num_hidden_layers": "absent", "encoder_layers": 6},
+            {"top_k": 2, "other_params": 8 * 104 + 6 * 24, "expert_biases": 24},
+        ),
+    ],
+)
+def test_what_a_key_adds_to_the_sizes(changes: dict[str, Any], sizes: dict[str, Any]) -> None:
+    found, plain = vars(read(**changes)), vars(read())
+    if "is_encoder_decoder" in changes:
+        assert {key: found[key] for key in sizes} == sizes
+    else:
+        assert {key: value for key, value in found.items() if value != plain[key]} == {
+            key: value for key, value in sizes.items() if value != plain[key]
+        }
+
+
+def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_queries() -> None:
+    widths = {"kv_lora_rank": 5, "qk_rope_head_dim": 2, "qk_nope_head_dim": 7, "v_head_dim": 6}
+    found = read(**widths)
+    assert (found.latent, found.head_dim) == (LatentAttention(0, 5, 2, 7, 6), 9)
+    assert read(**widths, q_lora_rank=4).latent == LatentAttention(4, 5, 2, 7, 6)
+    assert read(kv_lora_rank=None, q_lora_rank=4).latent is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"b": [1] * 40, "a": 1, "c": None},
+            f"nobody knows whether these keys change sizes: a=1, b={str([1] * 40)[:60]}; take",
+        ),
+        ({"layer_types": ["x", "full_attention", "m"]}, "layer_types has m, x; only"),
+        ({"hidden_size": True}, "hidden_size=True must be a whole number >= 0"),
+        ({"hidden_size": 8.0}, "hidden_size=8.0 must be a whole number >= 0"),
+        (
+            {"hidden_size": 0},
+            "small: none of hidden_size, d_model is given (this is the model's hidden)",
+        ),
+        ({"moe_layer_end_index": 6}, "small: moe_layer_end_index=6 leaves layers"),
+        (
+            {"mlp_only_layers": [*range(1, 11)], "num_hidden_layers": 12},
+            "small: layers [1, 2, 3, 4, 5, 6, 7, 8] have no experts; only the first",
+        ),
+        (
+            {"mlp_only_layers": [0], "first_k_dense_replace": 2},
+            "small: layers [0] have no experts; only the first ones may lack them",
+        ),
+        (
+            {"moe_layer_freq": 2, "first_k_dense_replace": 2},
+            "small: one in 2 of 6 layers has experts, and the first 2 have none: the sizes",
+        ),
+        (
+            {"moe_layer_interval": 4},
+            "small: one in 4 of 6 layers has experts, and the first 0 have none: the sizes",
+        ),
+        (
+            SIDES | {"encoder_sparse_step": 4, "num_sparse_decoder_layers": 3},
+            "small: 1 of 6 encoder layers have experts, one in 4: these do not go together",
+        ),
+        ({"num_experts_per_tok": 5}, "small: model.top_k=5 exceeds model.experts=4"),
+    ],
+)
+def test_what_gives_no_sizes_is_refused_with_what_was_found(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(**changes)
+
+
+def test_the_file_of_a_model_has_what_is_not_as_usual() -> None:
+    latent = LatentAttention(0, 5, 2, 7, 6)
+    model = Model("small", 6, 4, 2, 8, 16, 4, 2, 9, 10, "a test", latent=latent, kv_bits=8.0)
+    assert config_text(model, Path("some/config.json")).splitlines() == [
+        "# small, from config.json by python -m sim.models.",
+        "_target_: sim.machine.Model",
+        'name: "small"',
+        "sites: 6",
+        "experts: 4",
+        "top_k: 2",
+        "hidden: 8",
+        "expert_intermediate: 16",
+        "heads: 4",
+        "kv_heads: 2",
+        "head_dim: 9",
+        "vocab: 10",
+        'source: "a test"',
+        "latent:",
+        "  _target_: sim.machine.LatentAttention",
+        "  query_rank: 0",
+        "  kv_rank: 5",
+        "  rope_dim: 2",
+        "  nope_dim: 7",
+        "  value_dim: 6",
+        "kv_bits: 8.0",
+        "gates_of: null",
+        "sizes_of: null",
+    ]
