@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.fitting import artefact
 from sim.fitting.artefact import Artefact, ArtefactError, read_artefact, write_artefact
 from sim.policies.requires import Shape
 
@@ -174,3 +175,13 @@ def test_arrays_that_are_none_are_refused(
     assert refusal(place) == f"{tmp_path / 'fit.npz'}: {told}{REFIT}"
     unsigned = with_arrays(tmp_path, _npz("a.npy", _npy(np.array([[3]], np.uint8))))
     assert read_artefact(unsigned).arrays["a"].tolist() == [[3]]
+
+
+def test_neither_what_is_no_number_nor_an_object_is_written(tmp_path: Path) -> None:
+    assert artefact.LARGEST_JSON_BYTES == 16_777_216
+    assert artefact.LARGEST_ARRAYS_BYTES == 2_147_483_648
+    with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
+        write_artefact(tmp_path, "fit", replace(MADE, results={"recall": float("nan")}))
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        write_artefact(tmp_path, "fit", replace(MADE, arrays={"a": np.array([{}])}))
+    assert list(tmp_path.iterdir()) == []
