@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sim.machine.devices import Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
@@ -65,6 +66,8 @@ UNPACK = partial(of, Unpack, {"gb_per_s": 9.0})
 GATHERS = {"threads": 1, "gb_per_s_per_thread": 9.0, "dram_gb_per_s": 9.0, "piece_bytes": 10}
 GATHER, SCATTERED = partial(of, Gather, GATHERS), partial(of, Scattered, ROWS)
 SWAPS, WHOLE = partial(of, Swap, SWAP), partial(of, Hardware, MACHINE)
+
+DEVICES = partial(of, Devices, {"count": 2, "split": "layers", "peer": Peer(1.0, 1.0)})
 
 RANGES: list[tuple[Make, str, float, float, str, str]] = [
     (
@@ -138,6 +141,16 @@ RANGES: list[tuple[Make, str, float, float, str, str]] = [
     (WHOLE, "hardware.memory_gib", 1e-6, 1e6, "1e-06 to 1e+06", "GiB"),
     (WHOLE, "hardware.reserved_gib", 0, 1e6, "0 to 1e+06", "GiB"),
     (WHOLE, "hardware.prediction_us", 0, 1e7, "0 to 1e+07", US),
+    (DEVICES, "hardware.devices.state_bits", 1, 64, "1 to 64", "bits of an activation"),
+    (
+        partial(Peer, overhead_us=1.0),
+        "hardware.devices.peer.gb_per_s",
+        1e-3,
+        1e5,
+        "0.001 to 100000",
+        RATE,
+    ),
+    (partial(Peer, 1.0), "hardware.devices.peer.overhead_us", 0, 1e7, "0 to 1e+07", US),
     (Measured, "hardware.measured.fixed_us", 0, 1e7, "0 to 1e+07", US),
 ]
 
@@ -198,6 +211,7 @@ COUNTS: list[tuple[Make, str, int]] = [
     (GATHER, "gather.piece_bytes", 1),
     (SCATTERED, "scattered.threads", 1),
     (SCATTERED, "scattered.piece_bytes", 1),
+    (DEVICES, "hardware.devices.count", 2),
     (partial(Forecasting, on="cpu"), "hardware.forecasting.launches", 0),
     *((MODEL, f"model.{name}", 1) for name in SIZES if name not in ("experts", "expert_matrices")),
     *((MODEL, f"model.{name}", 0) for name in MORE),
@@ -221,6 +235,7 @@ def test_a_count_is_whole_and_its_least_is_taken(make: Make, place: str, least: 
 def test_counts_that_are_a_slip_are_refused() -> None:
     compute(dense_launches=100_000)
     LINKS(engines=64)
+    DEVICES(count=16)
     for make, key, value, told in (
         (
             compute,
@@ -229,6 +244,7 @@ def test_counts_that_are_a_slip_are_refused() -> None:
             "must be from 0 to 100000; give launches of one operation",
         ),
         (LINKS, "engines", 65, "must be from 1 to 64; give the transfers that it serves at once"),
+        (DEVICES, "count", 17, "must be from 2 to 16; give devices; one device: devices=null"),
     ):
         with pytest.raises(ValueError, match=f"{key}={value} {told}$"):
             make(**{key: value})

@@ -75,6 +75,11 @@ def test_a_run_takes_slots_staging_parts_and_drafts() -> None:
     assert taken(controller((2_000,), dense_slots=1)).dense_bytes == 1_776 - 960
 
 
+def test_a_run_that_takes_more_than_the_device_has_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^the device holds 1 GiB, but the run needs 1\.25 GiB"):
+        taken(controller((1 << 30,), overflows=False))
+
+
 @pytest.mark.parametrize(
     ("one", "rows", "workload", "over"),
     [

@@ -71,6 +71,7 @@ def test_a_key_has_a_name_for_messages() -> None:
 def test_a_route_without_words_is_one_link_of_one_engine() -> None:
     route = Route()
     assert (route.links, route.engines, route.head_bytes, route.ram_link) == (1, (1,), (0,), None)
+    assert (route.ram_bytes, route.link_of) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -210,3 +211,8 @@ def test_keys_without_layers_slots_or_devices_of_their_own_have_the_usual_ones()
         ValueError, match=r"^held_bytes \(8, 1\) must be no less than variant_bytes"
     ):
         Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100, held_bytes=(8, 1))
+
+
+def test_a_step_says_nothing_of_drafts_unless_it_is_told() -> None:
+    one = Step(0, 4, 9, (1,), 9, False, (1,), ())
+    assert (one.sites, one.drafts, one.kept, one.found, one.drafting) == ((), 0, (), None, False)

@@ -6,8 +6,8 @@ import pytest
 
 from sim.verbs import page
 from sim.verbs.begin import answered
-from sim.verbs.page import lines_below, print_page, row_of
-from sim.verbs.table import VERBS, of_module, verb_of
+from sim.verbs.page import lines_below, print_index, print_page, row_of
+from sim.verbs.table import GROUPS, VERBS, of_module, verb_of
 from sim.verbs.verb import Kind, Option, Verb
 from sim.verbs.words import check_value
 
@@ -94,6 +94,28 @@ def test_a_page_is_as_wide_as_its_terminal_and_no_wider_than_most(
     for columns, width in ((80, 80), (300, 110)):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert page.console().width == width
+
+
+def test_the_index_has_every_verb_below_the_heading_of_its_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_index("\nlast")
+    lines = capsys.readouterr().out.splitlines()
+    starts = [lines.index(heading) for heading in GROUPS.values()]
+    ends = [*starts[1:], lines.index("moelab VERB --help tells the options of one, with examples.")]
+    for group, start, end in zip(GROUPS, starts, ends, strict=True):
+        assert lines[start - 1] == ""
+        # What a long sentence has on its next line stands behind blanks.
+        rows = [line for line in lines[start + 1 : end] if line[:1].strip()]
+        assert [row[:24].strip() for row in rows] == [
+            verb.name for verb in VERBS if verb.group == group
+        ]
+    assert lines[:2] == [
+        "usage: moelab VERB [WORDS] [KEY=VALUE ...]",
+        "What do expert offloading systems do on which machine, and why?",
+    ]
+    assert lines[-2:] == ["", "last"]
+    assert max(map(len, lines)) <= 110
 
 
 def test_help_is_asked_for_by_either_word_and_by_any_other_words(
