@@ -308,17 +308,16 @@ class CacheWalk:
             told, [0] * len(told), [MISS if state[key] else HIT for key in told], gate
         )
         found = [not state[key] for key in keys]
-        if not all(found):
-            for key in [key for key in keys if state[key]]:
-                victims = slots.claim(key, True)
-                if victims is None:
-                    raise ValueError(WAVES)
-                for victim in victims:
-                    self._evict(victim, released=True)
-                    if fault is None:
-                        self.evictions.append((tick, victim))
-                state[key] = RESIDENT
-                policy.on_insert(key, Cause.DEMAND)
+        for key in [key for key in keys if state[key]]:
+            victims = slots.claim(key, True)
+            if victims is None:
+                raise ValueError(WAVES)
+            for victim in victims:
+                self._evict(victim, released=True)
+                if fault is None:
+                    self.evictions.append((tick, victim))
+            state[key] = RESIDENT
+            policy.on_insert(key, Cause.DEMAND)
         return found
 
     def _begin(self, fault: Fault) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from sim.bounds import problem
+from sim.bounds.bounds import Bounds
 from sim.bounds.problem import work_of
-from sim.bounds.relaxation import Problem, Requests, _solved, relaxed_ns
-from sim.values.types import Place
+from sim.bounds.relaxation import NEVER, Problem, Requests, _solved, relaxed_ns
+from sim.values.types import Geometry, Place
 
 NONE = np.zeros(0, np.int64)
 
@@ -75,3 +76,146 @@ def test_without_anything_to_load_the_bound_is_all_computing_and_is_worked_out_o
     one = np.array([1])
     free = replace(made(5, 7, 11), requests=Requests(one, one, one * 0, one, one > 0))
     assert relaxed_ns(free) == 23, "what takes no time waits for nothing"
+
+
+SLOTS_OF_10 = Geometry(2, 3, 1, ("fp16",), (16.0,), (10,), 47)
+
+
+def machine(
+    pools: int = 1,
+    retention: str = "strict",
+    staging_slots: int = 0,
+    lent: tuple[int, ...] = (),
+    **rest: Any,
+) -> Any:
+    """A controller with 47 B of slots of 10 B, over a link with two engines."""
+    loader = SimpleNamespace(
+        retention=retention,
+        overflows=retention != "strict",
+        staging_slots=staging_slots,
+        in_flight=4,
+        replay_unit=rest.pop("replay_unit", "union"),
+        dense_slots=rest.pop("dense_slots", 0),
+    )
+    return SimpleNamespace(
+        geometry=SLOTS_OF_10,
+        loader=loader,
+        route=SimpleNamespace(engines=(2, 1), links=2),
+        slots=SimpleNamespace(capacity_bytes=(47 // pools,) * pools),
+        spare_bytes=lent.__getitem__ if lent else None,
+        **rest,
+    )
+
+
+FIVE_GATES: Any = SimpleNamespace(
+    num_gates=5,
+    steps=[SimpleNamespace(index=0), SimpleNamespace(index=1)],
+    gate_site=np.array([0, 1, 0, 1, 0]),
+    needs=SimpleNamespace(tick=np.repeat(np.arange(5), (3, 6, 1, 0, 2))),
+)
+"""Gates at two sites in turn, of 3, 6, 1, 0 and 2 needs."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "resident"),
+    [
+        ({}, [40] * 5),
+        ({"staging_slots": 2}, [60] * 5),
+        # The most that a step is lent counts in all: 47 + 13 B.
+        ({"lent": (13, 2)}, [60] * 5),
+        # What the gate before has asked for stays, in so many slots, where that is more.
+        ({"retention": "after_batch"}, [40, 40, 60, 40, 40]),
+        ({"retention": "after_batch", "pools": 2}, [40, 70, 100, 50, 40]),
+        # Beside that what the other site's last gate has asked for: 3, 9, 7, 1.
+        ({"retention": "until_next_visit", "pools": 2}, [40, 70, 130, 110, 50]),
+        ({"retention": "until_next_visit"}, [40, 40, 60, 40, 40]),
+    ],
+    ids=str,
+)
+def test_what_may_be_resident_before_each_gate(
+    settings: dict[str, Any], resident: list[int]
+) -> None:
+    assert problem.resident_bytes(FIVE_GATES, machine(**settings)).tolist() == resident
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"pools": 3}, 0),
+        # Two engines of link 0 with four transfers each, of 10 B.
+        ({"pools": 3, "retention": "after_batch"}, 80),
+        ({"pools": 3, "retention": "until_next_visit"}, 240),
+    ],
+    ids=str,
+)
+def test_what_may_be_on_its_way_beside_that(settings: dict[str, Any], most: int) -> None:
+    assert problem._arriving_bytes(machine(**settings)) == most
+
+
+@pytest.mark.parametrize(
+    ("settings", "stay"),
+    [
+        ({}, [False, False, True, False]),
+        ({"retention": "after_batch"}, [True, True, True, True]),
+        ({"retention": "after_batch", "staging_slots": 1}, [False] * 4),
+        ({"replay_unit": "access"}, [False] * 4),
+    ],
+    ids=str,
+)
+def test_which_needs_stay_until_the_next_gate(settings: dict[str, Any], stay: list[bool]) -> None:
+    """Gates of 3, 6, 1 and 2 needs, of which one is a token's."""
+    found = problem.stays_until_next(FIVE_GATES, machine(**settings))
+    assert found[[0, 3, 9, 10]].tolist() == stay
+
+
+def test_what_is_kept_takes_room_from_the_gate_after_the_one_that_pins_it() -> None:
+    """A (1) was there at the start; it is pinned at gate 0, not at gate 2. B (2) comes at gate 1."""
+    gate, item = np.array([0, 1, 2, 3, 3]), np.array([1, 2, 1, 1, 2])
+    stays = np.array([True, False, False, True, True])
+    found = problem._kept_from(gate, item, stays, {1})
+    assert found.tolist() == [0, NEVER, 2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("link", "dense_slots", "gates", "load_ns"),
+    # Of 50 B, the smaller block, at 2 ns a byte and 7 ns before; two engines hide these.
+    [(0, 2, [2, 3, 4], 100), (0, 5, [], 0), (0, 0, [], 0), (1, 2, [], 0)],
+)
+def test_each_gate_but_the_first_asks_for_its_dense_block(
+    link: int, dense_slots: int, gates: list[int], load_ns: int
+) -> None:
+    durations: Any = SimpleNamespace(
+        latency_ns=lambda link: 7, hop_ns=lambda link, size: 7 + 2 * size, lanes=lambda link: None
+    )
+    controller = machine(dense_slots=dense_slots, dense_bytes=(70, 50))
+    (found,) = problem._dense_blocks(FIVE_GATES, durations, controller, link)
+    count = len(gates)
+    assert {name: column.tolist() for name, column in vars(found).items()} == {
+        "gate": gates,
+        "bytes": [0] * count,
+        "load_ns": [load_ns] * count,
+        "kept_from": [NEVER] * count,
+        "holds": [False] * count,
+    }
+
+
+@pytest.mark.parametrize(("link", "expected"), [(0, (0, frozenset())), (1, (50, {3, 4}))])
+def test_a_managed_tier_counts_inside_its_link_alone(link: int, expected: Any) -> None:
+    ram = SimpleNamespace(link=1, capacity_bytes=(20, 30), initial=[3, 4])
+    assert problem.kept_outside(machine(ram=ram), link) == expected
+    assert problem.kept_outside(machine(ram=None), link) == (0, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lower_ns", "method"),
+    [
+        (Bounds(5, 3, None, "why"), 5, "max"),
+        (Bounds(3, 5, 0, None), 5, "max"),
+        (Bounds(3, 5, 0, None, 7), 7, "relaxation"),
+        (Bounds(3, 5, 0, None, 0), 5, "relaxation"),
+    ],
+)
+def test_the_largest_bound_counts_and_names_how_it_was_found(
+    bounds: Bounds, lower_ns: int, method: str
+) -> None:
+    assert (bounds.lower_ns, bounds.method) == (lower_ns, method)

@@ -291,3 +291,38 @@ def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path:
             RIGHT,
             Contract("lru", (("initial", "empty"), ("replay_unit", "access"))),
         )
+
+
+@pytest.mark.parametrize(
+    ("count", "right", "span", "first_tried"),
+    [
+        # The last, the first, then every tenth.
+        (101, range(50, 56), (50, 55), [100, 0, 10, 20, 30, 40, 50]),
+        (101, range(101), (0, 100), [100]),
+        (101, range(91, 100), None, [100, *range(0, 91, 10)]),
+        (3, range(1, 2), (1, 1), [2, 0, 1]),
+        (1, range(1), (0, 0), [0]),
+        (0, range(0), None, []),
+    ],
+)
+def test_places_are_tried_once_each_from_the_ends_and_then_the_edges_by_halving(
+    tmp_path: Path,
+    count: int,
+    right: range,
+    span: tuple[int, int] | None,
+    first_tried: list[int],
+) -> None:
+    search = FaultSearch(walk_of(tmp_path, ASKED, [False] * 7))
+    tried: list[int] = []
+    search._explains = lambda fault: tried.append(fault.tick) or fault.tick in right  # type: ignore[assignment,func-returns-value,method-assign]
+    found = search._span([Fault(LOST, tick) for tick in range(count)])
+    assert (None if found is None else tuple(fault.tick for fault in found)) == span
+    assert tried[: len(first_tried)] == first_tried
+    assert len(tried) == len(set(tried))
+
+
+def test_a_walk_counts_each_need_that_it_visits(tmp_path: Path) -> None:
+    walk = walk_of(tmp_path, ASKED, RIGHT)
+    assert walk.walked == 7
+    walk.first_difference(Fault(BUDGET, 2, change_bytes=10))
+    assert walk.walked == 14, "from the only checkpoint, which is before the first"

@@ -1,0 +1,88 @@
+"""The search for good prices: its slopes are those of the bound, to the last digits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.bounds.relaxation import NEVER, Floats, Problem, Requests, _Prices
+
+SOFTNESS = 0.2
+
+
+def prices(passes: bool) -> _Prices:
+    """Three gates; two sizes, a load that was never there before, and one that stays."""
+    requests = Requests(
+        np.array([0, 1, 1, 2, 2]),
+        np.array([40, 40, 20, 40, 20]),
+        np.array([100, 100, 60, 100, 60]),
+        np.array([0, 1, NEVER, 3, 1]),
+        np.array([True, False, False, False, True]),
+    )
+    compute, after = np.array([30, 90, 50, 70]), np.array([30, 20, 50, 10])
+    return _Prices(Problem(compute, after, np.array([60, 80, 40]), requests, passes))
+
+
+def soft_bound(found: _Prices, weights: Floats, price: Floats) -> float:
+    """The bound, each request's cheapest way made smooth."""
+    costs, _ = found.ways(weights, price)
+    least = costs.min(axis=0)
+    soft = least - SOFTNESS * np.log(np.exp((least - costs) / SOFTNESS).sum(axis=0))
+    return float(
+        (weights[1] * found.compute + weights[2] * found.after).sum()
+        + (price * found.excess).sum()
+        + soft.sum()
+    )
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_slopes_are_how_much_the_bound_moves_with_each_weight_and_price(passes: bool) -> None:
+    found = prices(passes)
+    rng = np.random.default_rng(4)
+    weights, price = rng.uniform(0.1, 1, (3, 4)), rng.uniform(0.1, 0.5, 3)
+    costs, source = found.ways(weights, price)
+    by_weight, by_price = found.slopes(costs, costs.min(axis=0), source, SOFTNESS)
+    step = 1e-6
+    for at in np.ndindex(weights.shape):
+        up, down = weights.copy(), weights.copy()
+        up[at] += step
+        down[at] -= step
+        moved = soft_bound(found, up, price) - soft_bound(found, down, price)
+        assert moved / (2 * step) == pytest.approx(by_weight[at], abs=1e-6), at
+    for gate in range(3):
+        up, down = price.copy(), price.copy()
+        up[gate] += step
+        down[gate] -= step
+        moved = soft_bound(found, weights, up) - soft_bound(found, weights, down)
+        assert moved / (2 * step) == pytest.approx(by_price[gate], abs=1e-6), gate
+
+
+@pytest.mark.parametrize(
+    ("passes", "ways"),
+    [
+        (
+            False,
+            [
+                [1.0, 2.0, np.inf, 0.0, 3.0],
+                [1.3, 1.5, 0.9, 1.7, 1.02],
+                [1.5, 2.2, 1.12, 4.3, 2.18],
+                [1.2, 2.3, 1.18, 4.4, 2.24],
+            ],
+        ),
+        (
+            True,
+            [
+                [1.0, 2.0, np.inf, 0.0, 3.0],
+                [1.3, 1.5, 0.9, 1.7, 1.02],
+                [0.5, 0.2, 0.12, 0.2, 0.12],
+                [0.2, 0.3, 0.18, 0.4, 0.24],
+            ],
+        ),
+    ],
+)
+def test_each_way_costs_what_the_module_says(passes: bool, ways: list[list[float]]) -> None:
+    """Prices 1, 2 and 4 at the gates; link weights .5, .2, .3, .4; chain weights 0, 1.1, 1.2, 1.3."""
+    link, chain = np.array([0.5, 0.2, 0.3, 0.4]), np.array([0.0, 1.1, 1.2, 1.3])
+    found = prices(passes)
+    costs, _ = found.ways(np.stack([link, 1 - link, chain]), np.array([1.0, 2.0, 4.0]))
+    assert costs.tolist() == [pytest.approx(way) for way in ways]
