@@ -13,7 +13,7 @@ import math
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ LARGEST_ARRAYS_BYTES = 1 << 31
 REFIT = "fit again (moelab fit, moelab capture fit)"
 FIELDS = ("schema", "kind", "parameters", "trace", "shape", "sequences", "results", "arrays_sha256")
 SHAPE_FIELDS = ("sites", "experts", "top_k", "encoder_sites")
+"""What every fit tells of its model. Only a model with draft sites tells how many they are."""
+DRAFTS = "draft_sites"
 
 
 class ArtefactError(ValueError):
@@ -67,7 +69,11 @@ def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
         "kind": artefact.kind,
         "parameters": dict(artefact.parameters),
         "trace": dict(artefact.trace),
-        "shape": {name: getattr(artefact.shape, name) for name in SHAPE_FIELDS},
+        "shape": {
+            name: number
+            for name, number in asdict(artefact.shape).items()
+            if name in SHAPE_FIELDS or number
+        },
         "sequences": list(artefact.sequences),
         "results": dict(artefact.results),
         "arrays_sha256": hashlib.sha256(packed).hexdigest(),
@@ -131,7 +137,7 @@ def _checked(place: Path, value: Mapping[str, Any], arrays: Mapping[str, NDArray
     shape, trace, numbers = value["shape"], value["trace"], value["sequences"]
     if (
         not isinstance(shape, dict)
-        or set(shape) != set(SHAPE_FIELDS)
+        or set(shape) - {DRAFTS} != set(SHAPE_FIELDS)
         or not all(map(_is_count, shape.values()))
     ):
         raise _refusal(

@@ -118,6 +118,14 @@ def test_a_part_that_is_none_is_refused_with_its_value(
     assert refusal(place) == f"{place}: {name} {shown:.80}{must}{rule}{REFIT}"
 
 
+@pytest.mark.parametrize("draft_sites", [0, 1])
+def test_a_fit_of_a_model_that_drafts_is_for_such_a_model(tmp_path: Path, draft_sites: int) -> None:
+    made = replace(MADE, shape=replace(MADE.shape, draft_sites=draft_sites))
+    place = write_artefact(tmp_path, "fit", made)
+    assert read_artefact(place).shape == made.shape
+    assert ("draft_sites" in json.loads(place.read_text())["shape"]) == bool(draft_sites)
+
+
 def test_numbers_may_lie_on_their_bounds(tmp_path: Path) -> None:
     place = edited(tmp_path, sequences=[0, (1 << 31) - 1], results={}, parameters={})
     assert read_artefact(place).sequences == (0, 2147483647)
