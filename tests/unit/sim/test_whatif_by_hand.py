@@ -125,7 +125,9 @@ def test_a_predictor_has_its_own_words_a_recall_and_ratios_to_the_last_series() 
         return 4.0 if "predictor=none" in words else 8 * of_word(words, "predictor.precision")
 
     pool: Any = Pool(speed)
-    found = answer("predictor", [*GIVEN, "predictor.depth=2"], [0.25, 1.0], pool)
+    found = answer("predictor", [*GIVEN, "predictor.depth=2"], [0.25, 1.0], pool, target=6.0)
+    assert found.target is not None
+    assert found.target.value == pytest.approx(0.75, rel=1e-3), "of the first series"
     assert ("model=m", "predictor=none") in pool.asked
     assert (
         "model=m",

@@ -124,6 +124,13 @@ def test_sizes_that_differ_by_a_thousandth_tell_loads_from_bytes(
     )
 
 
+def test_loads_of_one_size_are_so_however_many_a_row_has() -> None:
+    """1 ms a load and 1 ms a MB, in rows of one load and of three."""
+    fit = fit_link(rows_of((4, 1, 1e6, 2.0), (4, 3, 3e6, 6.0)), 8, 0.5)
+    assert (fit.told_apart, fit.overhead_ms) == (False, 0.5)
+    assert fit.bytes_per_ms == pytest.approx(1e6 / 1.5)
+
+
 def test_without_other_rows_nothing_is_held_out() -> None:
     fit = fit_link(rows_of((8, 2, 1e6, 3.0)), 8, 1.0)
     assert (fit.overhead_ms, fit.bytes_per_ms) == (1.0, pytest.approx(1e6))
