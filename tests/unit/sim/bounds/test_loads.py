@@ -47,3 +47,8 @@ def test_those_that_end_last_are_dropped_however_many_end_together() -> None:
         kept.end(gate)
     assert kept.ended == 3
     assert kept._at == [0] * 5
+
+
+def test_nothing_asked_for_is_nothing_loaded() -> None:
+    none = np.zeros(0, np.int64)
+    assert fewest_loads(none, none, 3, (1, 2)) == 0

@@ -13,7 +13,7 @@ from sim.bounds import problem
 from sim.bounds.bounds import Bounds
 from sim.bounds.problem import work_of
 from sim.bounds.relaxation import NEVER, Problem, Requests, _solved, relaxed_ns
-from sim.values.types import Geometry, Place
+from sim.values.types import SKIP, Geometry, Place
 
 NONE = np.zeros(0, np.int64)
 
@@ -219,3 +219,45 @@ def test_the_largest_bound_counts_and_names_how_it_was_found(
     bounds: Bounds, lower_ns: int, method: str
 ) -> None:
     assert (bounds.lower_ns, bounds.method) == (lower_ns, method)
+
+
+def test_bytes_of_slots_that_hold_more_than_moves_bound_fewer_bytes_moved() -> None:
+    """Slots of 12 B hold variants of 8 B and 2 B: 30 B of slots hold 20 B of the larger."""
+    shape = Geometry(1, 2, 1, ("fp16", "int4"), (16.0, 4.0), (8, 2), 60)
+    held = np.array([30, 13])
+    assert problem._as_moved(replace(shape, held_bytes=(12, 12)), held).tolist() == [20, 8]
+    assert problem._as_moved(shape, held).tolist() == [30, 13]
+
+
+def test_a_layer_is_what_a_precision_has_beyond_the_lower_one() -> None:
+    """Variants of 10 B and 4 B, at 2 ns a byte. Gates 0 and 3 need expert 1 at high precision, gate
+    1 at any, gate 2 may skip it. Its low variant was there at the start; a token's needs stay.
+    """
+    shape = Geometry(1, 3, 1, ("fp16", "int4"), (16.0, 4.0), (10, 4), 60)
+    controller = machine(ram=None)
+    controller.geometry, controller.loader.chunk_bytes = shape, None
+    controller.slots.initial = [shape.key(1, 0, 1)]
+    workload: Any = SimpleNamespace(
+        num_gates=4,
+        gate_site=np.zeros(4, np.int64),
+        needs=SimpleNamespace(tick=np.arange(4), expert=np.ones(4, np.int64)),
+    )
+    durations: Any = SimpleNamespace(
+        latency_ns=lambda link: 7, hop_ns=lambda link, size: 7 + 2 * size, lanes=lambda link: None
+    )
+    permitted = problem.Permitted([(0,), (0, 1), (0, 1, SKIP)], np.array([0, 1, 2, 0]))
+    low, high = problem._layers(workload, durations, controller, permitted, 0)
+    assert {name: column.tolist() for name, column in vars(low).items()} == {
+        "gate": [0, 1, 3],
+        "bytes": [4] * 3,
+        "load_ns": [8] * 3,
+        "kept_from": [0, 2, 3],
+        "holds": [True] * 3,
+    }
+    assert {name: column.tolist() for name, column in vars(high).items()} == {
+        "gate": [0, 3],
+        "bytes": [6] * 2,
+        "load_ns": [12] * 2,
+        "kept_from": [NEVER, 2],
+        "holds": [True] * 2,
+    }

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.bounds.relaxation import NEVER, Floats, Problem, Requests, _Prices
+from sim.bounds.relaxation import (
+    EPSILON,
+    NEVER,
+    Floats,
+    Problem,
+    Requests,
+    _Prices,
+    relaxed_ns,
+)
 
 SOFTNESS = 0.2
 
@@ -86,3 +94,27 @@ def test_each_way_costs_what_the_module_says(passes: bool, ways: list[list[float
     found = prices(passes)
     costs, _ = found.ways(np.stack([link, 1 - link, chain]), np.array([1.0, 2.0, 4.0]))
     assert costs.tolist() == [pytest.approx(way) for way in ways]
+
+
+def test_what_was_there_and_fits_costs_nothing() -> None:
+    """One request, of what was there at the start; nothing is computed."""
+    one, none = np.array([1]), np.zeros(3, np.int64)
+    there = Requests(one, one * 40, one * 100, one * 0, one > 1)
+    assert relaxed_ns(Problem(none, none, np.array([50, 50]), there)) == 0
+
+
+def test_of_the_bound_the_most_that_rounding_may_have_added_is_taken_off() -> None:
+    """Two gates and one request, of one unit of bytes and of time; a unit of bytes too many fits.
+
+    Computing 3 at weight 1/2 is 1.5; prices 1 and 2 of an excess of -2 each are -6; the way costs
+    4. Rounding is told in 4 epsilons of 3 terms, each of 1.5 + 6 + 4 and prices of 3 in all.
+    """
+    one = np.array([1])
+    kept = Requests(one, one * 10, one * 10, one * 0, one > 1)
+    compute, after = np.array([10, 10, 10]), np.zeros(3, np.int64)
+    found = _Prices(Problem(compute, after, np.array([20, 20]), kept))
+    weights, price, cheapest = np.full((3, 3), 0.5), np.array([1.0, 2.0]), np.array([4.0])
+    assert found.bound(weights, price, np.zeros(1)) == pytest.approx(1.5 - 6)
+    exact = found.bound(weights, price, cheapest)
+    assert exact == pytest.approx(-0.5)
+    assert (-0.5 - exact) / EPSILON == pytest.approx(4 * 3 * (1.5 + 6 + 4 + 3), rel=0.01)

@@ -285,3 +285,11 @@ def test_a_pool_that_cannot_hold_one_tokens_needs_is_refused_with_the_way_out() 
         slots(3)
     with pytest.raises(CapacityError, match="one token may need 2 experts of 4 B = 8 B"):
         slots(7, at_once=2)
+
+
+# Contracts: C145
+def test_a_site_is_whole_when_its_pool_holds_all_experts_that_have_weights() -> None:
+    """The third expert has none. Site 1 has slots for the other two, site 0 for one of them."""
+    shape = Geometry(2, 3, 1, ("fp16",), (16.0,), (4,), 12, null_experts=1)
+    made = LRU("layout", quotas=[1, 2], initial="empty").pools(shape)
+    assert made.initial == (4, 5), "four units a site: 0 to 3, and 4 to 7"
