@@ -35,6 +35,21 @@ class Row(NamedTuple):
     experts: Within
 
 
+class Floors(list["array[float]"]):
+    """By pool, a floor for each row; ``views`` are the same numbers as numpy reads them.
+
+    What has been found out by looking is no part of what the policy knows. So a copy begins with
+    floors of 0, which nothing is below.
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(array("d", bytes(8 * number)) for number in rows)
+        self.views = [np.frombuffer(floors) for floors in self]
+
+    def __reduce__(self) -> tuple[type[Floors], tuple[list[int]]]:
+        return Floors, ([len(floors) for floors in self],)
+
+
 class WeightedScore(Pooled):
     """Lowest ``p`` first, ties lowest key first.
 
@@ -92,7 +107,7 @@ class WeightedScore(Pooled):
         self._keys = [np.flatnonzero(pool_of == pool) for pool in range(pools)]
         self._rows: list[list[Row]] = []
         self._sites: list[NDArray[np.intp]] = []
-        """By pool, the site of each row. ``_floors``: by pool, the floor of each row."""
+        """By pool, the site of each row."""
         self._row_of = [0] * geometry.num_keys
         for keys in self._keys:
             _, firsts = np.unique(keys // geometry.units, return_index=True)
@@ -102,15 +117,14 @@ class WeightedScore(Pooled):
             for row, part in enumerate(parts):
                 for key in part.tolist():
                     self._row_of[key] = row
-        self._floors = [array("d", [math.inf]) * len(rows) for rows in self._rows]
-        self._floor = [np.frombuffer(floors) for floors in self._floors]
+        self._floors = Floors([len(rows) for rows in self._rows])
 
     def _begin_sequence(self) -> None:
         self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
         self._value[:] = 0.0
         self._tokens = 0
-        for floor in self._floor:
-            floor[floor < math.inf] = 0.0
+        for floor in self._floors.views:
+            floor[:] = 0.0
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         first = self._first(pool)
@@ -130,7 +144,7 @@ class WeightedScore(Pooled):
     def _first(self, pool: int) -> int:
         """The key of the lowest score in a pool, whether it is blocked or not; -1 if it is empty."""
         rows, floors, token = self._rows[pool], self._floors[pool], self._token
-        floor, far = self._floor[pool], self._far[self._site][pool]
+        floor, far = self._floors.views[pool], self._far[self._site][pool]
         while True:
             bounds = floor / token
             bounds += far
