@@ -74,6 +74,7 @@ def mean_recall(predictor: Any, held: Sample) -> float:
     return float(np.mean(found))
 
 
+@pytest.mark.thorough
 def test_conditional_counts_find_what_counting_found(
     split: tuple[Sample, Sample], published: dict[str, float]
 ) -> None:

@@ -133,6 +133,7 @@ def test_the_bound_is_below_the_best_schedule_there_is(instance: Instance) -> No
     assert max(relaxed, simple) <= optimum_ns(instance)
 
 
+@pytest.mark.thorough
 def test_on_tiny_instances_the_bound_is_near_the_best_schedule() -> None:
     """Mostly the bound is reached.
 

@@ -447,6 +447,7 @@ def test_hobbits_thresholds_come_from_the_fit_split(
         assert (scores <= threshold).mean() == pytest.approx(share, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_equal_shares_give_every_system_equal_bytes(
     configure: Configure, bundled_trace: Trace
 ) -> None:
