@@ -9,4 +9,4 @@ def print_text(console: Console, text: str) -> None:
     """Print ``text`` as it stands. Names of runs have brackets, which are no markup; a terminal's
     width breaks no line, for the next program reads them; numbers have no colours of their own.
     """
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.out(text, highlight=False)
