@@ -30,6 +30,11 @@ class Heard:
             assert options.get("markup") is False, what
             self.lines.append(what)
 
+    def out(self, text: str, *, highlight: bool) -> None:
+        """What rich prints to the letter."""
+        assert not highlight, text
+        self.lines.append(text)
+
 
 def rows_of(table: Table) -> list[dict[str, str]]:
     """The rows of a table, each cell by the head of its column (two heads alike: by number)."""

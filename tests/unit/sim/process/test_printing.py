@@ -8,7 +8,9 @@ from rich.console import Console
 
 from sim.process.printing import print_text
 
-TEXT = "[bold]lru[/bold] is 1.23x [1.12, 1.35] of https://where.it/is, and 12 more words follow :fire:"
+TEXT = (
+    "[bold]lru[/bold] is 1.23x [1.12, 1.35] of https://where.it/is, and 12 more words follow :fire:"
+)
 
 
 def test_on_a_narrow_terminal_with_colours_a_text_is_printed_to_the_letter() -> None:
