@@ -38,6 +38,7 @@ class Link:
         self.dropped.append(transfer.key)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(
     ("demands", "prefetches", "has_room", "asked", "dropped", "issued"),
     [
