@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
@@ -108,19 +109,14 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_that_is_read_without_hydra_is_read_as_by_hydra(word: str) -> None:
-    plain = PLAIN.fullmatch(word)
-    if plain is None:
-        return
-    ours, theirs = _taken_apart(word), OverridesParser.create().parse_override(word)
-    assert ours == (theirs.key_or_group, theirs.value(), None)
-    assert type(ours[1]) is type(theirs.value())
-    assert not theirs.is_sweep_override()
-
-
-def test_most_words_are_read_without_hydra() -> None:
-    assert sum(PLAIN.fullmatch(word) is not None for word in WORDS) == 4 * 10
+def test_a_word_that_is_read_without_hydra_is_read_as_by_hydra() -> None:
+    words = [word for word in WORDS if PLAIN.fullmatch(word)]
+    assert len(words) == 4 * 10, "most words are"
+    for word in words:
+        ours, theirs = _taken_apart(word), OverridesParser.create().parse_override(word)
+        assert ours == (theirs.key_or_group, theirs.value(), None)
+        assert type(ours[1]) is type(theirs.value())
+        assert not theirs.is_sweep_override()
 
 
 def test_what_is_no_plain_value_goes_through_hydra() -> None:
@@ -310,3 +306,98 @@ def test_all_stands_for_every_file_of_a_group() -> None:
     assert [values["ram_cache"] for values, _ in found] == ["fifo", "lfu", "lru"]
     with pytest.raises(ValueError, match=r"x.yaml: grid.seed: all stands for the files"):
         make_plan("x", {"grid": {"seed": "all"}}, "x.yaml")
+
+
+def test_a_word_is_taken_apart_into_what_it_sets_or_left_to_hydra() -> None:
+    for word, key, value in (
+        ("seed=3", "seed", 3),
+        ("a.b=-1.5", "a.b", -1.5),
+        ("loader.chunk_bytes=null", "loader.chunk_bytes", None),
+        ("trace.exclude=[a,1]", "trace.exclude", ["a", 1]),
+        ("cache.weights={lru:0.5}", "cache.weights", {"lru": 0.5}),
+    ):
+        assert _taken_apart(word) == (key, value, None)
+    for word, key, value in (
+        ("cache=lru", "cache", "lru"),
+        ("cache=null", "cache", None),
+        ("hydra.verbose=true", "hydra.verbose", True),
+        ("hydra.x=1", "hydra.x", 1),
+    ):
+        assert _taken_apart(word) == (key, value, word)
+    for word, value in (
+        ("cache@x=lru", "lru"),
+        ("++seed=5", 5),
+        ("~workload.together", None),
+        ("seed=${trace.max_sequences}", "${trace.max_sequences}"),
+    ):
+        assert _taken_apart(word) == (word, value, word)
+    with pytest.raises(
+        ValueError, match=r"^'a b' is no override: token recognition error at: ' '$"
+    ):
+        _taken_apart("a b")
+    with pytest.raises(
+        ValueError, match=r"^a=1,2 sweeps over values; put them into the study's grid$"
+    ):
+        _taken_apart("a=1,2")
+
+
+def test_plain_words_never_ask_hydra_and_the_others_do_with_all_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sim.study import cells
+
+    asked: list[tuple[str, ...]] = []
+
+    def composes(*words: str) -> tuple[Any, str]:
+        asked.append(words)
+        if "x=2" in words:
+            raise InterpolationKeyError("no\n such  key")
+        return OmegaConf.create({"a": 1, "b": "${a}"}), "one cache=lru"
+
+    monkeypatch.setattr(cells, "configure", composes)
+    monkeypatch.setattr(cells, "_parse", lambda word: pytest.fail(word))
+    cell = make_cell(plan("system=lru", "seed=3"), {"cache": "lfu", "trace.max_sequences": 2})
+    assert (cell.system, cell.config["seed"], asked) == ("lru cache=lfu", 3, [])
+    assert cells._compose.__wrapped__(("system=edgemoe", "x=1")) == ({"a": 1, "b": 1}, "one")
+    assert asked == [("system=edgemoe", "x=1")]
+    with pytest.raises(ValueError, match=r"^system=edgemoe x=2: no such key$"):
+        cells._compose.__wrapped__(("system=edgemoe", "x=2"))
+
+
+def test_a_cell_tells_its_words_as_an_override_writes_them_and_its_digest_is_of_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim.study import cells
+
+    monkeypatch.setattr(cells, "_compose", lambda choices: ({**config}, "lru"))
+    config: dict[str, Any] = {
+        "trace": {"path": str(tmp_path)},
+        "a": 1,
+        "b": {"c": {"d": 1}, "e": 2},
+    }
+    values = {"b": {"c": {"d": [None, True]}}, "a": False, "b.e": 0.5}
+    cell = make_cell(Plan("x", base=("a=3",), last=("a=4", "b.c.d=5")), values, ("b.e=0.25",))
+    assert cell.words == (
+        "a=3",
+        "b={c:{d:[null,true]}}",
+        "a=false",
+        "b.e=0.5",
+        "b.e=0.25",
+        "a=4",
+        "b.c.d=5",
+    )
+    assert cell.config == {"trace": config["trace"], "a": 4, "b": {"c": {"d": 5}, "e": 0.25}}
+    assert config["b"] == {"c": {"d": 1}, "e": 2}
+    assert cell.axes == {"b": values["b"], "a": 4, "b.e": 0.25}
+    assert cell.trace_sha256 is None, "there is no header"
+    turned = dict(reversed(cell.config.items()))
+    assert cells.cell_key(turned, "lru", None) == cell.key
+    assert len(cell.key) == 20
+    with pytest.raises(ValueError, match=r"^b\.x is no setting: b has no x; it has c, e$"):
+        make_cell(Plan("x"), {"b.x": 1})
+    with pytest.raises(
+        ValueError, match=r"^x is no setting: the configuration has no x; it has a, b, trace$"
+    ):
+        make_cell(Plan("x"), {"x": 1})
+    with pytest.raises(ValueError, match=r"^a\.x\.y is no setting: a has no x; it has $"):
+        make_cell(Plan("x"), {"a.x.y": 1})
