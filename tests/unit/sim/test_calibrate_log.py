@@ -71,6 +71,10 @@ def test_the_overhead_and_the_bandwidth_of_an_exact_log_come_back(tmp_path: Path
     assert fit.held_out_error < 1e-9
 
 
+def test_all_rows_may_be_fitted(tmp_path: Path) -> None:
+    assert "rows 1 to 80 are fitted" in calibrate(parse(request(made(tmp_path), "rows=80")))[0]
+
+
 def test_noise_moves_the_constants_little_and_shows_in_both_errors(tmp_path: Path) -> None:
     """5 % of Gaussian noise has a median absolute value of 3.4 %."""
     _, fit, _ = calibrate(parse(request(made(tmp_path, noise=0.05, rows=400))))
