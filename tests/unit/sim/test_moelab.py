@@ -78,6 +78,19 @@ def test_without_a_word_and_with_help_all_verbs_are_listed(
         assert re.search(rf"^ *{verb.name}  ", without, re.M), verb.name
 
 
+def test_the_list_says_how_to_get_torch_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(console_script, "print_index", told.append)
+    monkeypatch.setattr(console_script, "way_to", lambda package: f": get {package}")
+    for found in (None, "a spec"):
+        monkeypatch.setattr(console_script, "find_spec", lambda name, found=found: found)
+        assert main(["--help"]) == 0
+    missing = "Most of capture and real needs torch, which is not installed: get torch."
+    assert told == [missing, ""]
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_the_help_of_a_verb_has_every_option_and_example(
     verb: Verb, capsys: pytest.CaptureFixture[str]
