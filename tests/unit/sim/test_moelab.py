@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -203,6 +204,33 @@ def test_a_missing_package_is_named_with_the_smallest_extra_that_brings_it(
     assert way_to("optuna") == ": pip install 'moe-offload-lab[study]'"
     assert way_to("lm_eval") == ": pip install 'moe-offload-lab[harness]'"
     assert way_to("numpy") == ""
+
+
+class Asked(Exception):
+    """Somebody asked for words of the command line."""
+
+
+class Line(list[str]):
+    """A command line that tells which of its words are asked for."""
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            raise Asked(at)
+        return super().__getitem__(at)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:runpy")
+def test_every_module_that_is_run_reads_all_words_behind_its_name_and_an_imported_one_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modules = {verb.module for verb in VERBS if verb.module.split(".")[0] == "sim"}
+    assert len(modules) > 20
+    for module in sorted({*modules, "sim.moelab"}):
+        monkeypatch.setattr(sys, "argv", Line([module]))
+        with pytest.raises(Asked) as asked:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert asked.value.args == (slice(1, None),), module
+        runpy.run_module(module, run_name="imported", alter_sys=True)
 
 
 def moelab(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
