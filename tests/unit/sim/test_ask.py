@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -345,3 +346,42 @@ def test_a_question_that_is_interrupted_leaves_nothing(
     monkeypatch.setattr(ask, "answer", pressed)
     assert ask.main(["model=tiny_mixtral", "machine=rtx4090_pcie4"]) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("more", "overwrite"), [([], False), (["overwrite=yes"], True)])
+def test_all_that_was_found_is_printed_behind_its_tables_and_written_once(
+    more: list[str],
+    overwrite: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen: list[Any] = []
+    found = SimpleNamespace(model="m", machine="h", memory_gib=24.5, refused=[("a [x]", "no room")])
+
+    @contextmanager
+    def own(place: Path, overwrite: bool) -> Iterator[None]:
+        seen.append((place, overwrite))
+        yield
+
+    for name, answer in (
+        ("own_folder", own),
+        ("_ask", lambda words: found),
+        ("paragraph", lambda _: "the [answer]"),
+        ("tables_of", lambda _: ["one table", "another"]),
+        ("told_of", lambda _: ["a label [x]"]),
+        ("_write", lambda *given: seen.append(given)),
+    ):
+        monkeypatch.setattr(ask, name, answer)
+    monkeypatch.chdir(tmp_path)
+    assert ask.main([*WORDS, *more]) == 0
+    assert seen == [(PLACE, overwrite), (PLACE, found, "the [answer]")]
+    assert capsys.readouterr().out.splitlines() == [
+        "m on h, 24.5 GiB",
+        "one table",
+        "another",
+        "a label [x]",
+        "left out a [x]: no room",
+        "the [answer]",
+        f"files: {PLACE}",
+    ]
