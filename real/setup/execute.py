@@ -94,7 +94,7 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Res
     summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
     # These times were measured: no error of a simulation is theirs.
     summary["calibration"] |= {"error": None, "ci95": None}
-    return Result({**summary, "real": _facts(prepared, run, record)}, frames, 0.0)
+    return Result({**summary, "real": _facts(prepared, run, record)}, frames)
 
 
 def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
