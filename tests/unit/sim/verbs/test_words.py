@@ -344,3 +344,74 @@ def test_what_a_verb_of_its_own_takes_and_refuses(
         r" one, or add overwrite=yes$",
     ):
         read(replace(verb, options=options), ["output_dir=full"])
+
+
+def declared(verb: Verb) -> str:
+    """How many places a verb has, what kind it is, and of its options the least number (>=), whether
+    one is needed (!), and whether it may be empty (?).
+    """
+    parts = [f"{verb.least_places}-{verb.most_places}"] if verb.places else []
+    parts += [name for name in ("is_open", "is_hydra", "sweeps") if getattr(verb, name)]
+    for one in verb.options:
+        least = f">={one.least:g}" if one.least else ""
+        marks = f"{least}{'!' * one.is_needed}{'?' * one.can_be_empty}"
+        parts += [f"{one.key}{marks}"] if marks else []
+    return f"{verb.name}: {' '.join(parts)}".strip()
+
+
+DECLARED = """\
+ask: model! machine! target>=0.001 gpus>=1 patience>=1 sequences>=4 prompt_tokens>=1 tokens>=1
+export: model! machine! context>=1 gpus>=1 sequences>=4 prompt_tokens>=1 tokens>=1
+run: is_hydra
+compare: 2-2
+whatif: 1-1 target>=0.001
+screen: sweeps
+explain: 1-1 expert! step!
+check: 1-1 is_open budget!
+audit: 1-1
+audit_time: 1-1
+list: 1-1
+demo: sequences>=2
+sweep: is_hydra sweeps
+study: name! workers>=1
+leaderboard: top>=1 workers>=1
+certify: 1-1
+frontier: points>=1
+report: 1-1000
+pareto: 1-1000
+versus: 2-2
+fit:
+reproduce: processes>=1
+capture: model! prompts! output_dir! sequences>=1 decode_tokens>=1 batch>=1 sparsities?
+import: is_open format! path!
+get: 0-1
+synthesize: like! tokens>=1! sequences>=1
+lint: 1-1
+stats: 1-1000
+load: 1-1 output!
+capture fit: predictor! epochs>=1 batch>=1
+capture channels: model!
+capture repack: 1-1
+capture check_synthesis: sequences>=2 tokens>=48
+calibrate: log! columns! base! name! context>=1 rows>=1 lanes>=1
+models: from!
+real: is_hydra
+validate: systems! budgets! repeats>=1 closed_loop?
+suite: 0-1
+quality: group>=1
+real calibrate: name! seconds>=5
+real probe:
+real quality_front: 1-1 group>=1
+real quality_fit: fit! texts>=1
+real quality_figures: figure! fit>=1 eval>=1
+real predict: is_open data!
+fidelity: is_open
+real bench_engine: tokens>=2
+real closed_loop: group>=1
+"""
+
+
+def test_places_least_numbers_and_what_is_needed_are_as_declared_here_once_more() -> None:
+    """A slip in one of a hundred numbers and flags of the declarations shows here."""
+    assert "".join(f"{declared(verb)}\n" for verb in VERBS) == DECLARED
+    assert [verb.name for verb in VERBS if verb.most_places and not verb.places] == []
