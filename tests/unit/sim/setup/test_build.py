@@ -130,7 +130,7 @@ class Made:
             "model", "hardware", "limits", 3, self.workload,
         )  # fmt: skip
         if share > self.much:
-            raise ValueError("the device holds 1 GiB; lower something")
+            raise ValueError(f"the device holds 1 GiB, not {share:g}; lower something")
 
     def fitting(self) -> Budget:
         config = {"parts": self.parts}
@@ -158,18 +158,18 @@ def test_the_largest_share_that_fits_is_taken(
 @pytest.mark.parametrize(
     ("few", "much", "told"),
     [
-        (0, 0, f"the device holds 1 GiB; {LESS}"),
+        (0, 0, f"the device holds 1 GiB, not 0.0001; {LESS}"),
         (
             0.5,
             0.25,
             "less than 50 % of the expert bytes are too few: pool 0 holds 1 B, and so many are too"
-            f" many: the device holds 1 GiB; {LESS}, cache.scope or loader.staging_slots",
+            f" many: the device holds 1 GiB, not 0.5; {LESS}, cache.scope or loader.staging_slots",
         ),
         (
             0.0003,
             0.0001,
             "less than 0.03 % of the expert bytes are too few: pool 0 holds 1 B, and so many are"
-            f" too many: the device holds 1 GiB; {LESS}, cache.scope or loader.staging_slots",
+            f" too many: the device holds 1 GiB, not 0.0003; {LESS}, cache.scope or loader.staging_slots",
         ),
         (2, 3, f"pool 0 holds 1 B; {LESS}, cache.scope or loader.staging_slots"),
     ],
