@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from helpers.trying import SPAWNED, noted
 from sim import ask
 from sim.answers import ask as answers
 from sim.answers import ask_bench
@@ -306,7 +307,6 @@ def test_every_sequence_ends_a_context_but_an_encoders(
         (False, ("a", "b"), "gates"),
     ],
 )
-@pytest.mark.usefixtures("few_systems")
 def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     is_made: bool, fitted: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,9 +329,34 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     monkeypatch.setattr(ask, "prepared", prepared)
     monkeypatch.setattr(ask, "_at_the_end_of", lambda tokens, run: [f"end={tokens}"])
     monkeypatch.setattr(ask, "fit_beside", fit)
-    monkeypatch.setattr(ask, "answer", lambda *given: (*given[:4], given[5]))
-    found: Any = ask._ask(read(verb_of("ask"), ["model=tiny_mixtral", "machine=rtx4090_pcie4"]))
-    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5)
+    seen = noted(ask, monkeypatch)
+
+    def answers_at_once(*given: Any) -> Any:
+        common, _, tell, patience = given[4]
+        given[4].begun = 7
+        tell()
+        return (*given[:4], given[5], common, patience)
+
+    class Bench(tuple[Any, ...]):
+        begun = 0
+
+    monkeypatch.setattr(ask, "Bench", lambda *given: Bench(given))
+    monkeypatch.setattr(ask, "answer", answers_at_once)
+    words = ["model=tiny_mixtral", "machine=rtx4090_pcie4"]
+    found: Any = ask._ask(read(verb_of("ask"), words))
+    common = ["context=4096", "budget=fit", "end=4096"]
+    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5, common, 10.0)
+    assert seen == [
+        (2, SPAWNED, ask.leave_with_parent),
+        "asking every system: 1 more of 7",
+        "ended",
+    ]
+    asked[2:] = []
+    more = ["patience=3", "target=2.5", "precisions=fp16", "context=8"]
+    found = ask._ask(read(verb_of("ask"), [*words, *more]))
+    assert (found[2:4], found[-1]) == ((["fp16"], 2.5), 3.0)
+    assert found[-2] == ["context=8", "budget=fit", "end=8"]
+    asked[2:] = []
     first = ["context=4096", "budget=fit", "system=load_on_demand", "precision=bf16"]
     assert asked == [first, [*first[:2], "end=4096", *first[2:]]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers.trying import SPAWNED, noted
 from sim import export
 from sim.answers.engine_flags import Flags
 from sim.answers.export import Tried
@@ -198,45 +198,10 @@ def test_a_word_of_the_other_kind_is_one_line_and_leaves_nothing(
 def test_trials_run_in_two_processes_and_each_that_ends_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[Any] = []
-
-    class Pool:
-        def __init__(self, *of: Any) -> None:
-            seen.append(of)
-
-        def __enter__(self) -> Pool:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            seen.append("ended")
-
-        def submit(self, function: Any, words: tuple[str, ...]) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_result((function, words))
-            return future
-
-        def shutdown(self, **how: bool) -> None:
-            seen.append(how)
-
-    class Bar:
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            """Nothing is shown."""
-
-        def add_task(self, what: str, total: None) -> str:
-            return what
-
-        def advance(self, task: str) -> None:
-            seen.append(f"{task}: one more")
-
-    monkeypatch.setattr(export, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(export, "Shown", Bar)
-    monkeypatch.setattr(export.multiprocessing, "get_context", lambda way: f"by {way}")
+    seen = noted(export, monkeypatch)
+    made = (2, SPAWNED, export.leave_with_parent)
     with export._trying("trying flags") as simulate:
         assert simulate(["a", "b"]).result() == (export.trial, ("a", "b"))
-    made = (2, "by spawn", export.leave_with_parent)
     assert seen == [made, "trying flags: one more", "ended"]
     seen.clear()
     with pytest.raises(KeyboardInterrupt), export._trying("trying flags"):
