@@ -221,41 +221,6 @@ def test_a_key_that_is_not_there_is_refused_before_anything_runs(
     assert len(str(refusal.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        ({"gird": {}}, r"knows no key gird \(did you mean grid\?\)"),
-        ({"system": ["lru"]}, r"no key system; .* what varies in grid: \{KEY: \[VALUE, \.\.\]\}"),
-        ({}, r"nothing to run; give a grid, a list or a search"),
-        ([], r"must be a section of question, base"),
-        ({"grid": {"system": "lru"}}, r"grid\.system must be a list of values, got 'lru'"),
-        ({"grid": {"system": []}}, r"grid\.system must be a list of values, got \[\]"),
-        ({"grid": "system"}, r"grid values by key"),
-        ({"grid": [3]}, r"must hold values by key"),
-        ({"list": {"a": 1}}, r"list must be a list"),
-        ({"list": [[1]]}, r"must be overrides, such as"),
-        ({"search": {"trails": 3}}, r"search knows no key trails \(did you mean trials\?\)"),
-        (
-            {"search": {"trials": 3}, "list": ["seed=1"]},
-            r"a study is a search, or a grid and a list",
-        ),
-    ],
-)
-def test_a_file_that_is_no_study_is_refused_by_its_key(found: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_plan("x", found, "x.yaml")
-
-
-def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"name=nowhere is no study: neither in conf/study \(budgets"
-    ):
-        read_plan("nowhere")
-    (tmp_path / "x.yaml").write_text("a: [", encoding="utf-8")
-    with pytest.raises(ValueError, match="is no yaml"):
-        read_plan(str(tmp_path / "x.yaml"))
-
-
 def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
     grids = [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}]
     found = make_plan("x", {"grid": grids, "list": ["seed=4", ["seed=4"]]}, "x.yaml")
@@ -299,13 +264,6 @@ def test_what_cells_share_is_changed_by_none_of_them() -> None:
         changed["seed"],
     ) == (0.9, 0.7, 3)
     assert make_cell(plan("system=hobbit"), {}).config == by_hydra(("system=hobbit",))
-
-
-def test_all_stands_for_every_file_of_a_group() -> None:
-    found = make_plan("x", {"grid": {"ram_cache": "all", "seed": [0]}}, "x.yaml").cells()
-    assert [values["ram_cache"] for values, _ in found] == ["fifo", "lfu", "lru"]
-    with pytest.raises(ValueError, match=r"x.yaml: grid.seed: all stands for the files"):
-        make_plan("x", {"grid": {"seed": "all"}}, "x.yaml")
 
 
 def test_a_word_is_taken_apart_into_what_it_sets_or_left_to_hydra() -> None:
