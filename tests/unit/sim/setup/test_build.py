@@ -295,18 +295,19 @@ def test_durations_are_of_the_machine_as_its_parts_reach_it(
         of_trace=lambda: SimpleNamespace(lookahead_sites=6),
     )
     geometry: Any = SimpleNamespace(site_bytes=(9,))
-    assert _durations(parts, geometry, 4.5) == (
-        parts.model,
-        f"{reached} True",
-        ("fp16",),
-        (9,),
-        {
-            "active_share": 0.3,
-            "decision_ns": 2_000,
-            "free_copies": free,
-            "forecast_sites": 6,
-            "held_bits": 4.5,
-            "moves_in_part": True,
-            "draft_layers": 3,
-        },
+    costs = {
+        "active_share": 0.3,
+        "decision_ns": 2_000,
+        "free_copies": free,
+        "forecast_sites": 6,
+        "held_bits": 4.5,
+        "moves_in_part": True,
+        "draft_layers": 3,
+    }
+    made = (parts.model, f"{reached} True", ("fp16",), (9,), costs)
+    assert _durations(parts, geometry, 4.5) == made
+    monkeypatch.setattr(
+        build_module, "durations_on", lambda whole, model, alone: (whole, model, alone(machine))
     )
+    machine, parts.hardware = parts.hardware, SimpleNamespace(devices="two")
+    assert _durations(parts, geometry, 4.5) == (parts.hardware, parts.model, made)
