@@ -198,6 +198,7 @@ def test_a_study_by_hand_is_grouped_and_what_differs_is_told() -> None:
         row_by_hand("lru x", 3.0, [20, 40], hardware=two, model=two, workload=one),
         row_by_hand("near", 2.0, [20, 40], hardware=two, model=two),
         row_by_hand("far", 2.0, [20, 40], hardware={"a": 0, "b": 0}, model={"b": 0}, allowed=9),
+        row_by_hand("two", 2.0, [20, 40], hardware={"a": 0}, model={"b": 0}),
         row_by_hand("lru2", 1.0, [0, 0]),
         row_by_hand("lru3", 1.0, None),
         row_by_hand("lru4", 1.0, [5, 0]) | {"status": "failed", "error": "no room"},
@@ -236,6 +237,7 @@ def test_a_study_by_hand_is_grouped_and_what_differs_is_told() -> None:
             "system=far x",
             f"{differs}bytes for experts 9, not 700; hardware.a 0, not 1 and 2 more",
         ),
+        Alone("two", "system=two x", f"{differs}hardware.a 0, not 1; model.b 0, not 2"),
     )
     with pytest.raises(ValueError, match=r"^no finished cell is of x; there are: none at all$"):
         versus(rows[-2:], "x")
