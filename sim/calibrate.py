@@ -36,7 +36,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,10 @@ class Request:
     context: int
     rows: int | None
     output: Path
-    trace: Path | None = None
-    lanes: int = 1
-    copy_gb_per_s: float | None = None
-    words: tuple[str, ...] = field(default=())
+    trace: Path | None
+    lanes: int
+    copy_gb_per_s: float | None
+    words: tuple[str, ...]
 
 
 def parse(arguments: Sequence[str]) -> Request:

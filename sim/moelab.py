@@ -148,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if words is None else words)
     if (not given and "_MOELAB_COMPLETE" not in os.environ) or given[:1] in [[h] for h in HELP]:
         missing = f"Most of capture and real needs torch, which is not installed{way_to('torch')}."
-        print_index(missing if find_spec("torch") is None else "")
+        print_index("" if find_spec("torch") else missing)
         return 0 if given else WRONG_WORDS
     try:
         status: Any = GROUP.main(given, prog_name="moelab", standalone_mode=False)

@@ -172,12 +172,13 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
     summaries: list[dict[str, Any]] = []
     qualities: list[dict[str, Any]] = []
     for path in paths:
-        cells = [path] if path.suffix == ".parquet" else sorted(path.glob("cells/*.parquet"))
+        is_cell = path.suffix == ".parquet" and path.is_file()
+        cells = [path] if is_cell else sorted(path.glob("cells/*.parquet"))
         if (path / "quality.json").is_file():
             qualities += _json(path / "quality.json")["rows"]
         elif (path / "summary.json").is_file():
             summaries.append(_json(path / "summary.json"))
-        elif cells and all(cell.is_file() for cell in cells):
+        elif cells:
             for cell in cells:
                 table = pl.read_parquet(cell, glob=False)
                 if "summary" not in table.columns:

@@ -180,7 +180,7 @@ def measured(run: Run, record: Any) -> Result:
     """The result that ``sim.setup.execute`` would give of a run with this record."""
     names = run.hardware.link_names
     frames = Frames(run.controller, run.workload, run.durations, record, names, kv_room=run.kv_room)
-    return Result(summarise(run, frames, bounds_asked(run)), frames)
+    return Result(summarise(run, frames, bounds_asked(run)), frames, 0.0)
 
 
 def check_steps(run: Run) -> None:

@@ -43,7 +43,7 @@ def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     model = make_model(config)
     hardware = make_hardware(config)
     if hardware.devices is None and not model.encoder_sites:
-        limits = Limits(context, 1)
+        limits = Limits(context, 1, 0)
         check_ledger(make_ledger(model, hardware, limits, slot_bytes=0), hardware, limits)
     if given:
         return [*common, *given], OwnGates("", "gates as given"), model

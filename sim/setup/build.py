@@ -198,10 +198,13 @@ def fitting_budget(
         # The ways out of a refusal begin with a smaller budget, which there is not.
         raise ValueError(f"budget=fit: nothing fits: {_what(refusal(steps[0] / SHARES))}; {LESS}")
     if (few := refusal(share)) is not None:
-        much = refusal(steps[min(above, SHARES - 1)] / SHARES)
-        less = f"less than {100 * (above + 1) / SHARES:g} % of the expert bytes are too few: "
-        more = f", and so many are too many: {_what(much)}"
-        told = f"{less}{_what(few)}{more}" if above < SHARES else _what(few)
+        told = _what(few)
+        if above < SHARES:
+            next_share = steps[above] / SHARES
+            told = (
+                f"less than {100 * next_share:g} % of the expert bytes are too few: {told}, and so"
+                f" many are too many: {_what(refusal(next_share))}"
+            )
         raise ValueError(
             f"budget=fit: nothing fits: {told}; {LESS}, cache.scope or loader.staging_slots"
         )

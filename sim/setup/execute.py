@@ -32,7 +32,7 @@ class Result:
 
     summary: dict[str, Any]
     frames: Frames
-    bounds_wall_s: float = 0.0
+    bounds_wall_s: float
 
 
 def execute(run: Run, progress: Console | None = None) -> Result:

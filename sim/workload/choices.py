@@ -367,15 +367,14 @@ def _apart(
     gate = np.broadcast_to(
         first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape
     )
-    chosen = experts >= 0
-    kept = slice(None) if chosen.all() else chosen
-    tick = gate[kept].ravel()
+    kept = experts >= 0
+    tick = gate[kept]
     return Needs(
         tick,
-        experts[kept].ravel().astype(np.int64),
+        experts[kept].astype(np.int64),
         np.ones(len(tick), np.int64),
-        weights[kept].ravel().astype(np.float64),
-        lambda: make_scores()[kept].ravel(),
+        weights[kept].astype(np.float64),
+        lambda: make_scores()[kept],
     )
 
 

@@ -67,8 +67,6 @@ class Prefixes:
 
 
 def _touch(held: dict[int, None], blocks: Sequence[int], capacity: int) -> None:
-    if not capacity:
-        return
     for block in reversed(blocks):
         held.pop(block, None)
         held[block] = None

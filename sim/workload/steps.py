@@ -39,7 +39,7 @@ class Limits:
 
     tokens: int
     rows: int
-    kept_tokens: int = 0
+    kept_tokens: int
 
 
 class Schedule:

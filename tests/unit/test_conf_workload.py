@@ -64,7 +64,7 @@ def test_sequences_together_chunks_and_arrivals_are_set_on_the_command_line(
     workload = run_of(configure, bundled_trace, *words, *timed).workload
     assert workload.is_timed
     tokens = sorted(s.prompt_tokens + s.decode_tokens for s in workload.sequences)
-    assert workload.limits == Limits(sum(tokens[-3:]), rows=8 + 2)
+    assert workload.limits == Limits(sum(tokens[-3:]), rows=8 + 2, kept_tokens=0)
     other = run_of(configure, bundled_trace, *words, timed[0], "workload.arrival_seed=8").workload
     assert workload.arrivals_ns.keys() == other.arrivals_ns.keys()
     assert workload.arrivals_ns != other.arrivals_ns

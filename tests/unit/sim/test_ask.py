@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from helpers.trying import SPAWNED, noted
 from sim import ask
 from sim.answers import ask as answers
 from sim.answers import ask_bench
@@ -305,7 +307,6 @@ def test_every_sequence_ends_a_context_but_an_encoders(
         (False, ("a", "b"), "gates"),
     ],
 )
-@pytest.mark.usefixtures("few_systems")
 def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     is_made: bool, fitted: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,9 +329,34 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     monkeypatch.setattr(ask, "prepared", prepared)
     monkeypatch.setattr(ask, "_at_the_end_of", lambda tokens, run: [f"end={tokens}"])
     monkeypatch.setattr(ask, "fit_beside", fit)
-    monkeypatch.setattr(ask, "answer", lambda *given: (*given[:4], given[5]))
-    found: Any = ask._ask(read(verb_of("ask"), ["model=tiny_mixtral", "machine=rtx4090_pcie4"]))
-    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5)
+    seen = noted(ask, monkeypatch)
+
+    def answers_at_once(*given: Any) -> Any:
+        common, _, tell, patience = given[4]
+        given[4].begun = 7
+        tell()
+        return (*given[:4], given[5], common, patience)
+
+    class Bench(tuple[Any, ...]):
+        begun = 0
+
+    monkeypatch.setattr(ask, "Bench", lambda *given: Bench(given))
+    monkeypatch.setattr(ask, "answer", answers_at_once)
+    words = ["model=tiny_mixtral", "machine=rtx4090_pcie4"]
+    found: Any = ask._ask(read(verb_of("ask"), words))
+    common = ["context=4096", "budget=fit", "end=4096"]
+    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5, common, 10.0)
+    assert seen == [
+        (2, SPAWNED, ask.leave_with_parent),
+        "asking every system: 1 more of 7",
+        "ended",
+    ]
+    asked[2:] = []
+    more = ["patience=3", "target=2.5", "precisions=fp16", "context=8"]
+    found = ask._ask(read(verb_of("ask"), [*words, *more]))
+    assert (found[2:4], found[-1]) == ((["fp16"], 2.5), 3.0)
+    assert found[-2] == ["context=8", "budget=fit", "end=8"]
+    asked[2:] = []
     first = ["context=4096", "budget=fit", "system=load_on_demand", "precision=bf16"]
     assert asked == [first, [*first[:2], "end=4096", *first[2:]]]
 
@@ -345,3 +371,42 @@ def test_a_question_that_is_interrupted_leaves_nothing(
     monkeypatch.setattr(ask, "answer", pressed)
     assert ask.main(["model=tiny_mixtral", "machine=rtx4090_pcie4"]) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("more", "overwrite"), [([], False), (["overwrite=yes"], True)])
+def test_all_that_was_found_is_printed_behind_its_tables_and_written_once(
+    more: list[str],
+    overwrite: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen: list[Any] = []
+    found = SimpleNamespace(model="m", machine="h", memory_gib=24.5, refused=[("a [x]", "no room")])
+
+    @contextmanager
+    def own(place: Path, overwrite: bool) -> Iterator[None]:
+        seen.append((place, overwrite))
+        yield
+
+    for name, answer in (
+        ("own_folder", own),
+        ("_ask", lambda words: found),
+        ("paragraph", lambda _: "the [answer]"),
+        ("tables_of", lambda _: ["one table", "another"]),
+        ("told_of", lambda _: ["a label [x]"]),
+        ("_write", lambda *given: seen.append(given)),
+    ):
+        monkeypatch.setattr(ask, name, answer)
+    monkeypatch.chdir(tmp_path)
+    assert ask.main([*WORDS, *more]) == 0
+    assert seen == [(PLACE, overwrite), (PLACE, found, "the [answer]")]
+    assert capsys.readouterr().out.splitlines() == [
+        "m on h, 24.5 GiB",
+        "one table",
+        "another",
+        "a label [x]",
+        "left out a [x]: no room",
+        "the [answer]",
+        f"files: {PLACE}",
+    ]

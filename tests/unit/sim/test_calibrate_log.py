@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from sim import calibrate as calibrate_command
 from sim.answers import engine_log, strata_log
-from sim.answers.engine_log import read_log
+from sim.answers.engine_log import FEWEST_ROWS, LinkFit, read_log
 from sim.answers.strata_log import read_report
-from sim.calibrate import calibrate, fit_memory, main, parse
+from sim.calibrate import Request, calibrate, calibrate_lanes, config_text, fit_memory, main, parse
 from sim.machine.roofline import Roofline
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
@@ -64,6 +69,10 @@ def test_the_overhead_and_the_bandwidth_of_an_exact_log_come_back(tmp_path: Path
     assert memory is None
     assert fit.error < 1e-9
     assert fit.held_out_error < 1e-9
+
+
+def test_all_rows_may_be_fitted(tmp_path: Path) -> None:
+    assert "rows 1 to 80 are fitted" in calibrate(parse(request(made(tmp_path), "rows=80")))[0]
 
 
 def test_noise_moves_the_constants_little_and_shows_in_both_errors(tmp_path: Path) -> None:
@@ -129,7 +138,7 @@ def test_the_memory_efficiency_is_that_of_the_machine_whose_token_times_are_give
     assert found == pytest.approx(hardware.compute.memory_efficiency, rel=1e-4)
 
 
-def test_compute_times_go_into_the_file(tmp_path: Path) -> None:
+def test_compute_times_go_into_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = made(tmp_path)
     text = log.read_text().replace(",1.0\n", ",40\n")
     log.write_text(text)
@@ -137,6 +146,11 @@ def test_compute_times_go_into_the_file(tmp_path: Path) -> None:
     _, _, memory = calibrate(parse(words))
     assert memory is not None
     assert 0.5 < memory < 1
+    assert main(words) == 0
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/mine.yaml: 2 GB/s after 500 us a load, median error 0.0%, held out 0.0%;"
+        f" memory efficiency {memory:.3g}\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,3 +270,141 @@ def test_a_field_that_no_csv_reader_takes_is_refused_by_its_line(tmp_path: Path)
     log.write_text(log.read_text(encoding="utf-8") + "9" * 200_000 + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"log\.csv line \d+ is no csv: field larger than"):
         read_log(log, {"bytes": "moved", "loads": "loads", "io": "io"})
+
+
+def test_the_machines_file_has_the_fit_and_says_what_the_log_did_not_tell(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("x", encoding="utf-8")
+    asked = replace(parse(request(log)), model="mixtral_8x7b")
+    hardware: Any = SimpleNamespace(link_names=("pcie", "nvme"))
+    fit = LinkFit(0.0123456789, 25e6 / 3, True, 0.0123, 0.4567)
+    today = date.today().isoformat()
+    head = (
+        "# rtx4090_pcie4, with what log.csv (sha256 2d711642b726) tells of it: rows 1 to 7 are"
+        " fitted.\ndefaults:\n  - rtx4090_pcie4\n  - _self_\nname: mine\npreset: calibrated\n"
+        "validated: none  # no token was compared\nlinks:\n"
+    )
+    errors = "    peak_gb_per_s: 8.33333  # median error 1.2%, held out 45.7%\n"
+    end = f'source: "log.csv, {today}, by sim.calibrate"\n'
+    assert config_text(asked, hardware, fit, 0.71234567, 7) == (
+        f"{head}  pcie:\n{errors}    efficiency: 1.0  # as measured\n"
+        "    overhead_us: 12.3457  # a load\ncompute:\n"
+        f"  memory_efficiency: 0.712346  # from the median token of mixtral_8x7b\n{end}"
+    )
+    other = config_text(
+        replace(asked, link="nvme"), hardware, replace(fit, told_apart=False), None, 7
+    )
+    assert other == (
+        f"{head}  nvme:\n{errors}    efficiency: 1.0  # as measured\n    overhead_us: 12.3457"
+        f"  # a load; the base machine's: the log does not tell it from the bytes\n{end}"
+    )
+
+
+def test_words_become_a_request_and_what_is_left_out_is_as_the_help_says(tmp_path: Path) -> None:
+    log = made(tmp_path)
+    columns = {"bytes": "moved", "loads": "loads", "io_ms": "io"}
+    plain = Request(
+        log, columns, "rtx4090_pcie4", "mine", None, None, "fp16", 1, None, tmp_path / "mine.yaml",
+        None, 1, None, (),
+    )  # fmt: skip
+    assert parse(request(log)) == plain
+    lanes = "columns=io_ms:io,compute_ms:compute,load_ms:loads"
+    words = ["model=mixtral_8x7b", "precision=int4", "context=9", "rows=20", f"routes={tmp_path}"]
+    words += ["lanes=3", "copy_gb_per_s=2.5", "system=lru", "link=pcie"]
+    whole = parse(request(log, *words, columns=lanes))
+    assert whole == replace(
+        plain,
+        columns={"io_ms": "io", "compute_ms": "compute", "load_ms": "loads"},
+        link="pcie",
+        model="mixtral_8x7b",
+        precision="int4",
+        context=9,
+        rows=20,
+        trace=tmp_path,
+        lanes=3,
+        copy_gb_per_s=2.5,
+        words=("system=lru",),
+    )
+    for more, told in (
+        ([lanes, f"routes={tmp_path}"], "lanes need model=NAME, whose run the trace is"),
+        (
+            ["columns=io_ms:io,load_ms:x", f"routes={tmp_path}", "model=mixtral_8x7b"],
+            "columns lack compute; lanes need io_ms, compute_ms and load_ms",
+        ),
+        (
+            [COLUMNS, "model=mixtral_8x7b"],
+            "compute times need model=NAME, whose work they are, and model=NAME a column of them",
+        ),
+        (["columns=io_ms:"], "columns: 'io_ms:' must be KIND:COLUMN with a kind of bytes, mb,"),
+        (["columns=io_ms"], "columns: 'io_ms' must be KIND:COLUMN with a kind of bytes, mb,"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            parse([*request(log)[:1], *request(log)[2:], *more])
+
+
+def test_lanes_are_fitted_to_half_of_the_rows_or_so_many_and_told_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    log = made(tmp_path)
+    count = [16]
+    fit = SimpleNamespace(
+        compute_ms=3.5,
+        file=lambda told, **given: asked.append((told, given)) or "defaults: [a]\nname: mine\n",
+    )
+    values = lambda: {"io": np.zeros(count[0]), "loads": 1}  # noqa: E731
+    hardware = SimpleNamespace(link_names=("pcie", "nvme"))
+    model = SimpleNamespace(projection_bytes=lambda precision: (1, 2, 3))
+    for name, answer in (
+        ("read_log", lambda *_: values()),
+        ("lane_log", lambda residency, kept: ("log", residency, sorted(kept))),
+        ("read_residency", lambda trace: trace.name),
+        ("sections", lambda _: {"hardware": hardware, "model": model}),
+        ("make_object", lambda made: made),
+        ("fit_lanes", lambda *given: asked.append(given) or fit),
+        ("fit_memory", lambda *given: asked.append(given) or 0.71234567),
+        ("simulated_ms", lambda *given: asked.append(given) or "predicted"),
+        (
+            "errors_after",
+            lambda *given: {"wall": np.array([-0.1, 0.02, 0.03]), given[0]: np.array([0.5])},
+        ),
+    ):
+        monkeypatch.setattr(calibrate_command, name, answer)
+    one = Request(
+        log, {}, "rtx4090_pcie4", "mine", None, "m", "int4", 9, None, tmp_path / "a/mine.yaml",
+        tmp_path / "routes", 3, 2.5, ("system=lru",),
+    )  # fmt: skip
+    text, told = calibrate_lanes(one)
+    assert text == "defaults: [a]\nname: mine\n"
+    assert told == (
+        "tokens after 8, median error (with its sign): wall 3.0% (+2.0%), predicted 50.0% (+50.0%)"
+    )
+    fitted, memory, (lines, given), simulated = asked
+    assert fitted == (("log", "routes", ["io"]), 8, 3, 3)
+    assert memory == (hardware, model, "int4", 9, 3.5)
+    assert re.fullmatch(
+        r"rtx4090_pcie4, with what log\.csv \(sha256 [0-9a-f]{12}\) tells of its lanes: tokens 1 to"
+        r" 8 are fitted\.",
+        lines[0],
+    )
+    assert given == {
+        "base": "rtx4090_pcie4",
+        "name": "mine",
+        "link": "pcie",
+        "memory": "0.712346  # from the median token of m",
+        "copy_gb_per_s": 2.5,
+        "source": f"log.csv and its trace, {date.today().isoformat()}, by sim.calibrate",
+    }
+    run = ["hardware=rtx4090_pcie4", "model=m", "system=lru"]
+    run += [f"trace.path={tmp_path / 'routes'}", "precision=int4"]
+    assert simulated == (run, {"name": "mine"})
+    assert calibrate_lanes(replace(one, rows=15, link="nvme"))[1].startswith("tokens after 15, ")
+    assert asked[-2][1]["link"] == "nvme"
+    few = f"^rows=%d: log.csv has 16; {FEWEST_ROWS} tell a fit from chance, and the others how far"
+    for rows in (7, 16):
+        with pytest.raises(ValueError, match=few % rows):
+            calibrate_lanes(replace(one, rows=rows))
+    monkeypatch.setattr(calibrate_command, "parse", lambda _: one)
+    assert main([]) == 0
+    assert capsys.readouterr().out == f"{one.output}: {told}\n"
+    assert one.output.read_text() == text

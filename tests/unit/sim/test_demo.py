@@ -226,3 +226,18 @@ def test_a_bar_is_the_time_of_a_system_at_half_of_the_experts(shown: Any) -> Non
         assert [one[1] for one in found] == pytest.approx(ends)
     assert axis.yaxis_inverted()
     assert is_all_inside(axis)
+
+
+@pytest.mark.parametrize(("words", "overwrite"), [([], False), (["overwrite=yes"], True)])
+def test_a_folder_is_written_over_where_that_is_said(
+    words: list[str],
+    overwrite: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuses(place: Path, overwrite: bool) -> None:
+        raise OSError(f"{place} {overwrite}")
+
+    monkeypatch.setattr(demo, "own_folder", refuses)
+    assert main([*words, "output_dir=out"]) == 2
+    assert capsys.readouterr().err == f"error: out {overwrite}\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers.trying import SPAWNED, noted
 from sim import export
 from sim.answers.engine_flags import Flags
 from sim.answers.export import Tried
@@ -192,3 +193,17 @@ def test_a_word_of_the_other_kind_is_one_line_and_leaves_nothing(
     assert capsys.readouterr().err == f"error: {told}\n"
     assert not (tmp_path / "out").exists()
     assert asked == []
+
+
+def test_trials_run_in_two_processes_and_each_that_ends_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = noted(export, monkeypatch)
+    made = (2, SPAWNED, export.leave_with_parent)
+    with export._trying("trying flags") as simulate:
+        assert simulate(["a", "b"]).result() == (export.trial, ("a", "b"))
+    assert seen == [made, "trying flags: one more", "ended"]
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt), export._trying("trying flags"):
+        raise KeyboardInterrupt
+    assert seen == [made, {"wait": False, "cancel_futures": True}, "ended"]

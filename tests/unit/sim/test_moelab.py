@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -76,6 +77,19 @@ def test_without_a_word_and_with_help_all_verbs_are_listed(
     assert capsys.readouterr().out == without
     for verb in VERBS:
         assert re.search(rf"^ *{verb.name}  ", without, re.M), verb.name
+
+
+def test_the_list_says_how_to_get_torch_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(console_script, "print_index", told.append)
+    monkeypatch.setattr(console_script, "way_to", lambda package: f": get {package}")
+    for found in (None, "a spec"):
+        monkeypatch.setattr(console_script, "find_spec", lambda name, found=found: found)
+        assert main(["--help"]) == 0
+    missing = "Most of capture and real needs torch, which is not installed: get torch."
+    assert told == [missing, ""]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
@@ -190,6 +204,33 @@ def test_a_missing_package_is_named_with_the_smallest_extra_that_brings_it(
     assert way_to("optuna") == ": pip install 'moe-offload-lab[study]'"
     assert way_to("lm_eval") == ": pip install 'moe-offload-lab[harness]'"
     assert way_to("numpy") == ""
+
+
+class Asked(Exception):
+    """Somebody asked for words of the command line."""
+
+
+class Line(list[str]):
+    """A command line that tells which of its words are asked for."""
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            raise Asked(at)
+        return super().__getitem__(at)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:runpy")
+def test_every_module_that_is_run_reads_all_words_behind_its_name_and_an_imported_one_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modules = {verb.module for verb in VERBS if verb.module.split(".")[0] == "sim"}
+    assert len(modules) > 20
+    for module in sorted({*modules, "sim.moelab"}):
+        monkeypatch.setattr(sys, "argv", Line([module]))
+        with pytest.raises(Asked) as asked:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert asked.value.args == (slice(1, None),), module
+        runpy.run_module(module, run_name="imported", alter_sys=True)
 
 
 def moelab(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

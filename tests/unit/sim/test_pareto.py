@@ -27,6 +27,7 @@ from sim.pareto import (
     mark,
     print_points,
     quality_class,
+    read,
 )
 from sim.results.fronts import front
 from sim.results.labels import Labels
@@ -184,12 +185,17 @@ def test_runs_studies_and_qualities_are_read_from_where_they_lie(
     ):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(json.dumps(content))
-    (tmp_path / "study" / "cells").mkdir(parents=True)
+    # Brackets in a name are no pattern.
+    (tmp_path / "study [a]" / "cells").mkdir(parents=True)
     cells = pl.DataFrame(
         {"summary": [json.dumps(_summary("hobbit", 6.0, ("fp16", "int4"), 0.2)), None]}
     )
-    cells.write_parquet(tmp_path / "study" / "cells" / "part-000001.parquet")
-    words = [str(tmp_path / name) for name in ("run", "q", "study")]
+    cell = tmp_path / "study [a]" / "cells" / "part-000001.parquet"
+    with cell.open("wb") as file:
+        cells.write_parquet(file)
+    assert read([cell]) == read([cell.parents[1]])
+    assert [summary["system"] for summary in read([cell])[0]] == ["hobbit"]
+    words = [str(tmp_path / name) for name in ("run", "q", "study [a]")]
     assert main([*words, f"output_dir={tmp_path / 'out'}"]) == 0
     out = capsys.readouterr().out
     assert "On the front: lru, 0.25 resident; f, 0.25 resident." in out
@@ -201,6 +207,7 @@ def test_runs_studies_and_qualities_are_read_from_where_they_lie(
     [
         ([], "missing PATH"),
         (["nowhere"], "has no quality.json"),
+        (["nowhere.parquet"], "has no quality.json"),
         (["measure=taste", "RUN"], "measure=taste: taste is none of divergence"),
     ],
 )
@@ -280,7 +287,7 @@ def points_by_hand() -> list[Point]:
     return [
         point("x a=[b]", 9.04, None, UNMEASURED),
         point("beaten", 4.31, 0.0271, LOSSY),
-        point("low", 7.62, 0.0118, LOSSY),
+        point("low", 7.62, 0.0118, LOSSY, share=0.25),
         point("slow", 2.05, 0.0, LOSSLESS),
         point("lru", 3.17, 0.0, LOSSLESS),
         point("seer", 11.4, 0.0, LOSSLESS, knows_future="knows the future (x)"),
@@ -309,6 +316,7 @@ def test_every_cell_of_the_table_is_its_points_number() -> None:
     ]
     assert [row["system"] for row in rows] == names
     assert [row["front"] for row in rows] == ["*", "", "*", "", "", "*", "*", "", ""]
+    assert [row.end_section for row in table.rows] == [at == 6 for at in range(9)]
     for row in rows[:7] + rows[8:]:
         point = by_name[row["system"]]
         shows(row["resident"], point.key[4])
@@ -321,7 +329,7 @@ def test_every_cell_of_the_table_is_its_points_number() -> None:
         assert row["quality"] == f"{point.quality_class}{loop}"
     assert plain(table.title) == "Speed and quality; t, m, h; u [c], m, h"
     assert heard.lines == [
-        "On the front: lru, 0.313 resident; low, 0.313 resident; lfu, 0.5 resident; u_low, 0.5"
+        "On the front: lru, 0.313 resident; low, 0.25 resident; lfu, 0.5 resident; u_low, 0.5"
         " resident.",
         "seer: knows the future (x)",
     ]
@@ -337,8 +345,14 @@ def test_a_quality_without_a_run_has_its_own_speed_loss_and_intervals() -> None:
     (point,) = join([], [quality], "increase")
     assert (point.speed, point.speed_interval) == (7.0, None)
     assert (point.loss, point.loss_interval, point.loop) == (0.2, (0.15, 0.3), "closed")
-    (kept,) = join([_summary("lru", 3.0)], [])
+    one = _summary("one sequence", 1.0) | {"ci95": {"decode_tokens_per_s": None}}
+    kept, single = join([_summary("lru", 3.0), one], [])
     assert (kept.speed_interval, kept.loss_interval) == ((2.0, 4.0), (0.0, 0.0))
+    assert single.speed_interval is None
+    assert [p.quality_class for p in join([], [_quality("a", 0.0), _quality("b", 1.0)])] == [
+        LOSSLESS,
+        LOSSY,
+    ]
 
 
 def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_front(

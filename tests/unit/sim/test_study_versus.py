@@ -5,23 +5,36 @@ Their ratios are those of sim.compare.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from helpers.printed import Heard, plain, rows_of
 from sim.answers.comparison import compared
+from sim.results.intervals import OVER
 from sim.results.labels import Labels
-from sim.results.paired import Paired
+from sim.results.paired import Paired, paired
 from sim.study.cells import plan_cells
 from sim.study.dataset import Dataset
 from sim.study.plan import make_plan
 from sim.study.rows import Row
 from sim.study.trials import trial
 from sim.study.worker import run_cell
-from sim.versus import Alone, Group, Side, main, read_rows, told_of, versus
+from sim.versus import (
+    Alone,
+    Group,
+    Side,
+    Versus,
+    main,
+    print_versus,
+    read_rows,
+    versus,
+)
 
 BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
 GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}
@@ -90,16 +103,6 @@ def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
     assert "hobbit: lossy (experts at low precision" in told
 
 
-def test_a_cell_that_decodes_nothing_or_failed_is_told_so(dataset: Path) -> None:
-    rows = [row for row in read_rows(dataset) if row["system"].startswith("lru cache=lru")]
-    empty = [{**rows[0], "decode_ns": times} for times in (None, [], [0, 0, 0])]
-    failed = {**rows[0], "status": "failed", "error": "no room"}
-    found = versus([*rows, *empty, failed], "lru cache=lru")
-    nothing = Alone(rows[0]["system"], rows[0]["overrides"], "it decodes nothing")
-    assert [one for one in found.alone if one == nothing] == [nothing] * 3
-    assert replace(nothing, why="it is failed: no room") in found.alone
-
-
 def test_words_that_no_cell_has_are_refused_with_those_that_there_are(dataset: Path) -> None:
     """The default is no word of a cell."""
     with pytest.raises(ValueError, match=r"no cell has trace.split=eval among .*trace.split=fit"):
@@ -118,35 +121,6 @@ def test_ratios_and_intervals_are_those_of_two_compared_runs(dataset: Path) -> N
     (other,) = [side for side in group.sides if side.ahead is not None]
     assert other.ahead == oracle.ratios["decode"]
     assert oracle.ratios["decode"].speedup != 1
-
-
-def test_sentences_read_forwards_and_tell_systems_before_bounds() -> None:
-    def side(system: str, speed: float, ahead: Paired | None, **labels: str) -> Side:
-        return Side(system, speed, None, None, ahead, Labels(**labels))
-
-    sides = (
-        side("oracle", 15, Paired(1.5, (1.4, 1.6), 0.99, 8), knows_future="knows the future (x)"),
-        side("hobbit", 12, Paired(1.2, (1.1, 1.3), 0.99, 8), lossy="lossy (experts skipped)"),
-        side("lru", 10, None),
-        side("fifo", 9, Paired(0.9, (0.8, 1.01), 0.04, 8)),
-    )
-    assert told_of(Group("t", sides), "lru") == (
-        "hobbit is 1.20x [1.10, 1.30] as fast as lru and lossy."
-        " fifo is 0.90x [0.80, 1.01] as fast as lru (cannot tell)."
-        " oracle, which is no system, is 1.50x [1.40, 1.60] as fast as lru."
-    )
-
-
-def test_fastest_is_first_and_only_the_one_asked_about_has_no_ratio(dataset: Path) -> None:
-    for group in versus(read_rows(dataset), "lru cache=lfu").groups:
-        speeds = [side.tokens_per_s for side in group.sides]
-        assert speeds == sorted(speeds, reverse=True)
-        assert [side.system for side in group.sides if side.ahead is None] == ["lru cache=lfu"]
-        for side in group.sides:
-            own = next(each for each in group.sides if each.ahead is None).tokens_per_s
-            assert side.ahead is None or side.ahead.speedup == pytest.approx(
-                side.tokens_per_s / own
-            ), "as it is read"
 
 
 def test_what_cannot_be_told_is_refused(
@@ -182,3 +156,120 @@ def test_the_table_is_printed_for_each_budget(
     assert f"{row['hit_ratio']:.3f}" in line
     shutil.rmtree(dataset / "cells")
     assert main([str(dataset), "lru"]) == 2
+
+
+def row_by_hand(system: str, speed: float, times: list[int] | None, **config: Any) -> Row:
+    """A finished cell of two sequences; ``config`` replaces values of the sections compared."""
+    summary = {
+        "budget": {"allowed_bytes": config.pop("allowed", 700), "resident_share": 0.1234},
+        "trace": {"name": "t [1]", "split": "fit"},
+        "hardware": "h",
+        "model": "m",
+        "labels": {"lossy": "lossy (experts skipped)" if system == "hobbit" else None},
+        "overrides": [],
+    }
+    sections = {name: {"a": 1, "b": 2, "c": 3} for name in ("model", "hardware", "workload")}
+    whole = {**sections, "trace": {"path": speed}, "budget": {}}
+    for key, value in config.items():
+        whole[key] = {**whole[key], **value}
+    return {
+        "status": "done",
+        "error": None,
+        "system": system,
+        "overrides": f"system={system.split()[0]} x",
+        "summary": json.dumps(summary),
+        "config": json.dumps(whole),
+        "trace_sha256": "abc",
+        "sequence": [4, 7],
+        "decode_ns": times,
+        "decode_tokens_per_s": speed,
+        "hit_ratio": speed / 20,
+        "ci95.decode_tokens_per_s.low": None if system == "hobbit" else speed - 1,
+        "ci95.decode_tokens_per_s.high": speed + 1,
+    }
+
+
+def test_a_study_by_hand_is_grouped_and_what_differs_is_told() -> None:
+    one, two = {"a": 9}, {"a": 9, "b": "y"}
+    rows = [
+        row_by_hand("lru x", 4.0, [20, 40]),
+        row_by_hand("hobbit", 8.0, [10, 20]),
+        row_by_hand("fate", 4.0, [40, 20]),
+        row_by_hand("lru x", 3.0, [20, 40], hardware=two, model=two, workload=one),
+        row_by_hand("near", 2.0, [20, 40], hardware=two, model=two),
+        row_by_hand("far", 2.0, [20, 40], hardware={"a": 0, "b": 0}, model={"b": 0}, allowed=9),
+        row_by_hand("two", 2.0, [20, 40], hardware={"a": 0}, model={"b": 0}),
+        row_by_hand("lru2", 1.0, [0, 0]),
+        row_by_hand("lru3", 1.0, None),
+        row_by_hand("lru4", 1.0, [5, 0]) | {"status": "failed", "error": "no room"},
+    ]
+    both = versus(rows, "lru")
+    against = paired(np.array([10, 20]), np.array([20, 40]))
+    assert against.speedup == 2
+    lossy = Labels(lossy="lossy (experts skipped)")
+    title = "t [1], split fit, 2 sequences; h, m, 12.3% resident"
+    assert both.groups == (
+        Group(
+            title,
+            (
+                Side("hobbit", 8.0, None, 0.4, against, lossy),
+                Side(
+                    "fate",
+                    4.0,
+                    (3.0, 5.0),
+                    0.2,
+                    paired(np.array([40, 20]), np.array([20, 40])),
+                    Labels(),
+                ),
+                Side("lru x", 4.0, (3.0, 5.0), 0.2, None, Labels()),
+            ),
+        ),
+        Group(title, (Side("lru x", 3.0, (2.0, 4.0), 0.15, None, Labels()),)),
+    )
+    differs = "no cell of lru has its conditions; the nearest differs: "
+    assert both.alone == (
+        Alone("lru2", "system=lru2 x", "it decodes nothing"),
+        Alone("lru3", "system=lru3 x", "it decodes nothing"),
+        Alone("lru4", "system=lru4 x", "it is failed: no room"),
+        Alone("near", "system=near x", f"{differs}workload.a 1, not 9"),
+        Alone(
+            "far",
+            "system=far x",
+            f"{differs}bytes for experts 9, not 700; hardware.a 0, not 1 and 2 more",
+        ),
+        Alone("two", "system=two x", f"{differs}hardware.a 0, not 1; model.b 0, not 2"),
+    )
+    with pytest.raises(ValueError, match=r"^no finished cell is of x; there are: none at all$"):
+        versus(rows[-2:], "x")
+    with pytest.raises(ValueError, match=r"^no finished cell is of x; there are: fate, hobbit$"):
+        versus([rows[1], rows[2], rows[1]], "x")
+
+
+def test_every_cell_of_the_table_and_every_line_below_is_of_its_group() -> None:
+    bound = Labels(lossy="lossy (x)", knows_future="knows the future (x)")
+    sides = (
+        Side("seer", 15.0, None, None, Paired(1.5, (1.4, 1.6), 0.99, 8), bound),
+        Side("lru [a]", 10.0, (9.87654, 10.1), 0.2509, None, Labels()),
+        Side("fifo", 9.0, (8.0, 9.5), 0.1, Paired(0.9, (0.8, 1.01), 0.04, 8), Labels()),
+        Side("slow", 5.0, (4.0, 6.0), 0.0, Paired(0.5, (0.4, 0.6), 0.0, 8), Labels()),
+    )
+    heard = Heard()
+    found = Versus((Group("t [1]", sides),), (Alone("x", "system=x seed=1", "it is refused: y"),))
+    print_versus(found, "lru", heard)  # type: ignore[arg-type]
+    (table,) = heard.tables
+    assert plain(table.title) == "t [1]"
+    assert [list(row.values()) for row in rows_of(table)] == [
+        ["seer (lossy, a bound)", "15", "", "1.50x [1.40, 1.60]", "faster"],
+        ["lru [a]", "10 [9.877, 10.1]", "0.251", "", ""],
+        ["fifo", "9 [8, 9.5]", "0.100", "0.90x [0.80, 1.01]", "?"],
+        ["slow", "5 [4, 6]", "0.000", "0.50x [0.40, 0.60]", "slower"],
+    ]
+    assert list(rows_of(table)[0]) == ["system", "tokens/s [95 %]", "hits", "as fast as lru", ""]
+    assert heard.lines == [
+        "fifo is 0.90x [0.80, 1.01] as fast as lru (cannot tell). slow is 0.50x [0.40, 0.60] as"
+        " fast as lru. seer, which is no system, is 1.50x [1.40, 1.60] as fast as lru and lossy.",
+        "seer: lossy (x)",
+        "seer: knows the future (x)",
+        f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}",
+        "Beside no lru: x (system=x seed=1): it is refused: y.",
+    ]

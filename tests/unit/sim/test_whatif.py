@@ -189,13 +189,13 @@ def test_a_context_that_fits_at_fewer_bits_only_is_told_and_the_fill_is_where_me
     run = trials.prepared(["system=lru", *SHORTER[:1], *SHORTER[2:]])
     rows = run.workload.limits.rows
     full, over = (
-        make_ledger(run.model, run.hardware, Limits(tokens, rows), slot_bytes=0)
+        make_ledger(run.model, run.hardware, Limits(tokens, rows, 0), slot_bytes=0)
         for tokens in (fills, fills + 1)
     )
-    check_ledger(full, run.hardware, Limits(fills, rows))
+    check_ledger(full, run.hardware, Limits(fills, rows, 0))
     assert run.hardware.memory_bytes - full.total_bytes < run.model.kv_bytes_per_token
     with pytest.raises(ValueError, match="the key-value cache of"):
-        check_ledger(over, run.hardware, Limits(fills + 1, rows))
+        check_ledger(over, run.hardware, Limits(fills + 1, rows, 0))
 
 
 # Contracts: C153

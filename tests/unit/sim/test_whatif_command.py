@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.trying import SPAWNED, noted
 from sim import whatif
 from sim.answers.whatif import Answer, BreakEven, Row
 from sim.results.labels import Labels
@@ -139,3 +140,27 @@ def test_where_nothing_was_run_nothing_is_left(
     monkeypatch.chdir(tmp_path)
     assert whatif.main(["link", "seed=2"]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_is_asked_in_two_processes_and_each_run_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = noted(whatif, monkeypatch)
+
+    def answer(*given: Any) -> Any:
+        tell = given[4]
+        tell()
+        if given[1] == ["stop"]:
+            raise KeyboardInterrupt
+        return (*given[:3], *given[5:])
+
+    monkeypatch.setattr(whatif, "answer", answer)
+    asked = "link", ["a"], (1.0, 2.0)
+    assert whatif._with_progress(*asked, tmp_path, 5.0) == (*asked, tmp_path, 5.0)
+    made = (2, SPAWNED, whatif.leave_with_parent)
+    told = "what if: link (2 points, then a search): one more"
+    assert seen == [made, told, "ended"]
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        whatif._with_progress("link", ["stop"], (1.0, 2.0), tmp_path, None)
+    assert seen == [made, told, {"wait": False, "cancel_futures": True}, "ended"]

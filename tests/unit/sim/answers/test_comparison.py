@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in NAMES:
         run = prepared(["system=lru", f"cache={name}", *COMMON])
         result = execute(run)
-        found[name] = tmp_path_factory.mktemp("runs") / name
+        found[name] = tmp_path_factory.mktemp("runs") / f"{name} [a]"
         write_outputs(found[name], result.summary, run.config, result.frames, "wait_all", 1)
     return found
 

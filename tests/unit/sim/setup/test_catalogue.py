@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sim import list as list_command
 from sim.list import main
+from sim.machine.hardware import NEVER
 from sim.setup import catalogue
-from sim.setup.catalogue import KINDS, MECHANISMS, first_sentence, table
+from sim.setup.catalogue import (
+    GIVEN,
+    KINDS,
+    MECHANISMS,
+    first_sentence,
+    machine_row,
+    model_row,
+    policy_row,
+    system_row,
+    table,
+    trace_row,
+    workload_row,
+)
+from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT
+from sim.verbs.names import of_file
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -23,21 +43,86 @@ def test_every_option_of_a_kind_has_one_line_with_every_cell_filled(kind: str) -
         assert all(str(cell) for cell in column.cells) or column.header in optional, column.header
 
 
-@pytest.mark.thorough
 def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
-    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 336 MiB are 84 GiB."""
+    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 336 MiB are 84 GiB. Keys and
+    values of a token are 32 x 2 x 8 x 128 values of 2 bytes.
+    """
+    machine = of_file("hardware", "rtx4090_pcie4")
+    row = machine_row("mine", machine, "about")
+    assert row[:5] == ("mine", "24", "907.2", "pcie 25.7", machine["preset"])
+    assert row[5] == NEVER
+    assert row[6] == machine["source"]
+    compared = {**machine, "validated": "none", "links": {**machine["links"]}}
+    assert machine_row("mine", compared, "")[5] == NEVER
+    given = {"memory_gib": GIVEN, "preset": "calibrated", "validated": "none", "source": "s"}
+    assert machine_row("x", given, "") == (
+        "x", "given", "given", "given", "calibrated", "none", "s",
+    )  # fmt: skip
+    model = of_file("model", "mixtral_8x7b")
+    assert model_row("m", model, "about") == (
+        "m", "32 x 8, top-2", "46.7 B", "336 MiB", "84 GiB", "128 KiB", model["source"],
+    )  # fmt: skip
+    other = {**model, "gates_of": "tiny", "sizes_of": "mixtral_8x7b"}
+    assert model_row("m", other, "")[6].startswith(f"{model['source']} (")
 
-    def line(kind: str, name: str) -> list[str]:
-        columns = [[str(cell) for cell in column.cells] for column in table(kind).columns]
-        return [column[columns[0].index(name)] for column in columns]
 
-    assert line("machines", "rtx4090_pcie4")[1:4] == ["24", "907.2", "pcie 25.7"]
-    assert line("models", "mixtral_8x7b")[1:5] == ["32 x 8, top-2", "46.7 B", "336 MiB", "84 GiB"]
-    assert line("workloads", "hobbit_16_128")[1:3] == ["sequential", "16 / 128"]
+def test_workloads_traces_systems_and_policies_are_told_from_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = {"batching": "static", "together": 2, "decode_tokens": 9, "source": 3}
+    assert workload_row("w", workload, "about") == (
+        "w", "static, 2 at once", "as recorded / 9", "about", "3",
+    )  # fmt: skip
+    one = {**workload, "together": 1, "prompt_tokens": 4}
+    assert workload_row("w", one, "")[1:3] == ("static", "4 / 9")
+    monkeypatch.setattr(catalogue, "ROOT", tmp_path)
+    header = {
+        "sequences": [
+            {"prompt_tokens": 700, "decode_tokens": 80},
+            {"prompt_tokens": 1000, "decode_tokens": 1},
+        ],
+        "model": {"name": "m", "sites": 3, "experts": 5, "top_k": 2},
+        "source": "recorded",
+        "licence": "L",
+    }
+    (tmp_path / HEADER_FILE).write_text(json.dumps(header), encoding="utf-8")
+    assert trace_row("t", {"path": "."}, "about") == (
+        "t", "m: 3 x 5, top-2", "2", "1,781", "about", "recorded; L",
+    )  # fmt: skip
+    assert trace_row("t", {"path": None}, "about") == (
+        "t", "the run's model", "its own", "its own", "about",
+        "recorded or synthetic, as labels say",
+    )  # fmt: skip
+    choices = [{"override /cache": "lru"}, "_self_", {"override /loader": "fast", "precision": "q"}]
+    assert system_row("s", {"defaults": choices}, "about") == (
+        "s", "", "lru", "q", "fast", "about",
+    )  # fmt: skip
+    assert system_row("s", {}, "about") == ("s", "", "", "", "", "about")
+    assert policy_row("p", {"_target_": "a.b.C"}, "about") == ("p", "C", "about")
+    assert policy_row("p", {}, "about") == ("p", "", "about")
+
+
+@pytest.mark.parametrize(("is_terminal", "width"), [(True, None), (False, 250)])
+def test_a_list_is_as_wide_as_its_terminal_or_its_lines(
+    is_terminal: bool, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(list_command, "table", lambda kind: kind)
+    monkeypatch.setattr(
+        list_command,
+        "Console",
+        lambda width: SimpleNamespace(print=lambda what: seen.append((width, what))),
+    )
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    assert main(["models"]) == 0
+    assert seen == [(width, "models")]
 
 
 def test_the_list_of_policies_has_every_file_of_every_mechanism() -> None:
-    parts, told, *_ = ([str(cell) for cell in column.cells] for column in table("policies").columns)
+    lines = table("policies")
+    parts, told, *_ = ([str(cell) for cell in column.cells] for column in lines.columns)
+    ends = [one != next_one for one, next_one in pairwise([*parts, ""])]
+    assert [row.end_section for row in lines.rows] == ends
     files = [(p, f.stem) for p in MECHANISMS for f in sorted((ROOT / "conf" / p).glob("*.yaml"))]
     assert list(zip(parts, told, strict=True)) == files
 

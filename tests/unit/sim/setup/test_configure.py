@@ -12,7 +12,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from sim.setup.build import build
-from sim.setup.configure import configure
+from sim.setup.configure import changes, configure, system_name
 from sim.setup.execute import execute
 from sim.setup.sections import make_object
 
@@ -75,3 +75,41 @@ def test_a_target_of_any_keys_says_itself_what_it_does_not_take() -> None:
     assert make_object({"_target_": "json.dumps", "obj": 1}) == "1"
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         make_object({"_target_": "json.dumps", "obj": 1, "colour": 2})
+
+
+def test_a_run_is_named_by_its_system_and_every_mechanism_that_was_replaced() -> None:
+    words = ["system=lru", "+cache.x=1", "cache@y=lfu", "~loader.z", "trace=t", "ram_cache=lru"]
+    replaced = "+cache.x=1 cache@y=lfu ~loader.z ram_cache=lru"
+    assert system_name("lru", words) == f"lru {replaced}"
+    assert system_name(None, ["seed=1"]) == "custom"
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["system=lru", "cache=lfu", "seed=1", "budget=fit"], []),
+        # What the default trace's file says, and what it does not.
+        (["trace.split=eval"], []),
+        (["trace.split=fit"], ["trace.split=fit"]),
+        (["+trace.split=eval"], ["+trace.split=eval"]),
+        (["~trace.split"], ["~trace.split"]),
+        (["trace.split=fit", "trace.split=eval"], []),
+        (["trace.split=eval", "model=m", "trace.split=fit"], ["model=m", "trace.split=fit"]),
+        (["trace.exclude=[]", "trace.split.x=eval"], ["trace.exclude=[]", "trace.split.x=eval"]),
+        # A choice is told even where it is the default's, and its own file counts.
+        (["trace=of_model", "trace.split=eval"], ["trace=of_model"]),
+        (
+            ["workload=static_4", "workload.together=1"],
+            ["workload=static_4", "workload.together=1"],
+        ),
+        (["workload=static_4", "workload.together=4"], ["workload=static_4"]),
+        (["workload.together=1"], []),
+        # Of a file of one's own nothing is known.
+        (["trace=mine", "trace.split=eval"], ["trace=mine", "trace.split=eval"]),
+        (["devices=layers_2", "hardware=h"], ["devices=layers_2", "hardware=h"]),
+    ],
+)
+def test_only_what_surrounds_a_system_and_is_not_so_anyway_is_a_change(
+    words: list[str], changed: list[str]
+) -> None:
+    assert changes(words) == changed

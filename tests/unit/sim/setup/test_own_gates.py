@@ -5,8 +5,10 @@ Contracts: C173
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,10 @@ from sim.answers.ask_fits import fit_beside
 from sim.fitting.artefact import read_artefact
 from sim.machine.model import Model
 from sim.setup import own_gates as module
+from sim.setup import whole
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
-from sim.setup.own_gates import KEPT, OwnGates, own_gates, preset_of, recorded, with_gates
+from sim.setup.own_gates import KEPT, USUAL, OwnGates, own_gates, preset_of, recorded, with_gates
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
 from sim.setup.whole import with_whole
@@ -26,7 +29,8 @@ from sim.study.cells import make_cell
 from sim.study.plan import Plan
 from sim.study.trials import prepared
 from sim.synthetic.synthesis import Request
-from sim.traces.trace import read_header
+from sim.traces.trace import TraceError, read_header
+from sim.values.fields import HEADER_FILE
 
 FEW = Request("", 2, sequences=4, prompt_tokens=3)
 SYSTEMS = ("eap", "edgemoe", "moe_infinity", "sida")
@@ -173,3 +177,115 @@ def test_a_trace_is_a_directory(path: Any) -> None:
         ValueError, match=rf"^trace\.path={path!r} must be the directory of a trace$"
     ):
         TraceChoice(path, "eval", (), None)
+
+
+def preset_by_hand(**more: Any) -> Any:
+    shape = {"name": "shape", "hidden": 64, "expert_intermediate": 128}
+    values: dict[str, Any] = {
+        "name": "p", "nearest": None, "layers": [(1, 2, 3), (1, 2)], "reading": lambda _: "reading",
+        "shape": SimpleNamespace(**shape),
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **more})
+
+
+def test_synthetic_gates_are_told_with_their_preset_and_the_sizes_of_another_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "recorded", lambda model: None)
+    monkeypatch.setattr(module, "_made", lambda preset, request: Path(f"made/{request.tokens}"))
+    found = preset_by_hand()
+    monkeypatch.setattr(module, "preset_of", lambda model: found)
+    told = "SYNTHETIC gates, from published statistics of p"
+    for hidden, intermediate, of in ((64, 128, None), (65, 128, "shape"), (64, 129, "shape")):
+        model: Any = SimpleNamespace(hidden=hidden, expert_intermediate=intermediate)
+        assert own_gates(model) == OwnGates("made/2", told, True, of)
+    found.nearest = "q"
+    assert own_gates(model).told == f"{told}, borrowed from q"
+    assert (USUAL.tokens, USUAL.sequences, USUAL.prompt_tokens) == (24, 8, 48)
+    monkeypatch.setattr(module, "_bundled", lambda: {"r": ("traces/r", {})})
+    monkeypatch.setattr(module, "recorded", lambda model: "r")
+    assert own_gates(model) == OwnGates("traces/r", "gates recorded from r", False, None)
+
+
+def test_gates_that_are_there_are_not_made_and_what_another_process_wrote_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def writes(place: Path, trace: str, _: object) -> None:
+        asked.append(trace)
+        place.mkdir(parents=True)
+        (place / HEADER_FILE).touch()
+
+    def breaks(place: Path, trace: str, _: object) -> None:
+        raise OSError("full")
+
+    def late(place: Path, trace: str, _: object) -> None:
+        writes(place, trace, _)
+        raise TraceError("t", "x", 1, "must be empty")
+
+    monkeypatch.setattr(module, "_makers", lambda: "makers")
+    monkeypatch.setattr(module, "load_fit", lambda preset, reading: (preset.name, reading))
+    monkeypatch.setattr(
+        module, "synthesize_like", lambda *given: asked.append(given) or SimpleNamespace(trace="t")
+    )
+    monkeypatch.setattr(module, "write_trace", writes)
+    preset = preset_by_hand()
+    place = module._made(preset, replace(FEW, lookahead=7))
+    assert re.fullmatch(r"outputs/gates/p-[0-9a-f]{8}", str(place))
+    # The shortest layer forecasts one site ahead.
+    assert asked == [(preset, ("p", "reading"), replace(FEW, like="p", lookahead=1)), "t"]
+    assert module._made(preset, replace(FEW, lookahead=1)) == place
+    assert module._made(preset, replace(FEW, lookahead=0)) != place
+    assert len(asked) == 4
+    monkeypatch.setattr(module, "write_trace", late)
+    assert (module._made(preset, replace(FEW, tokens=5)) / HEADER_FILE).is_file()
+    monkeypatch.setattr(module, "write_trace", breaks)
+    with pytest.raises(OSError, match="full"):
+        module._made(preset, replace(FEW, tokens=6))
+
+
+def test_what_makes_gates_is_every_program_and_preset_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "PRESETS", tmp_path / "presets")
+    digests = [module._makers.__wrapped__()]
+    for name in ("sim/synthetic/a.py", "sim/traces/b/c.json", "presets/d.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+        digests.append(module._makers.__wrapped__())
+        (tmp_path / name).with_suffix(".txt").write_text(name)
+        assert module._makers.__wrapped__() == digests[-1]
+    assert len(set(digests)) == 4
+
+
+def test_a_bundled_trace_is_of_a_model_of_all_its_sizes_or_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"sites": 2, "experts": 4, "top_k": 1, "hidden": 8, "expert_intermediate": 16}
+    monkeypatch.setattr(module, "_bundled", lambda: {"t": ("traces/t", {"name": "m", **sizes})})
+    same: Any = SimpleNamespace(**sizes, gates_of=None)
+    assert recorded(same) == "t"
+    for key in sizes:
+        other: Any = SimpleNamespace(**{**sizes, key: 5}, gates_of=None)
+        assert recorded(other) is None
+        other.gates_of = "m"
+        assert recorded(other) == "t"
+
+
+def test_the_whole_of_a_model_is_that_of_the_file_whose_sizes_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files: dict[str, dict[str, Any]] = {
+        "big": {"sites": 3, "experts": 5, "top_k": 2},
+        "part": {"sizes_of": "big", "sites": 1, "experts": 5, "top_k": 2},
+        "bare": {"sites": 3, "experts": 5},
+    }
+    monkeypatch.setattr(whole, "read", lambda place: files[place.stem])
+    shape = whole._whole_shape.__wrapped__
+    assert [shape(name) for name in ("big", "x/part", "bare")] == [(3, 5, 2), (3, 5, 2), None]
+    monkeypatch.setattr(whole, "_whole_shape", lambda name: name)
+    one = replace(small(), name="n")
+    assert with_whole(one).whole == "n"
+    assert with_whole(replace(one, gates_of="g", sizes_of="s")).whole == "s"

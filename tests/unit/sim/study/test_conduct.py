@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,11 @@ import polars as pl
 import pytest
 
 from sim.study import __main__ as command
-from sim.study import worker
 from sim.study.__main__ import main, sort_words
 from sim.study.cells import Cell
 from sim.study.conduct import Conducted, answer, axes_of, conduct
 from sim.study.plan import Plan
-from sim.study.rows import Row, make_row
+from sim.study.rows import Row, axis_types, make_row
 
 
 def cell(number: int) -> Cell:
@@ -93,17 +91,14 @@ def test_a_column_has_the_values_of_all_cells_that_vary_its_key() -> None:
     others = Cell("k", "lru", (), {"seed": "x", "late": True}, {}, None)
     assert axes_of([cell(1), cell(2)]) == {"seed": pl.Float64}
     assert axes_of([cell(1), others]) == {"seed": pl.String, "late": pl.Boolean}
-
-
-def test_a_worker_begins_with_signals_of_its_own_and_leaves_with_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(signal, "signal", lambda *words: told.append(words))
-    monkeypatch.setattr(gc, "freeze", lambda: told.append("freeze"))
-    monkeypatch.setattr(worker, "leave_with_parent", lambda: told.append("leave"))
-    worker.begin_work()
-    assert told == [(signal.SIGTERM, signal.SIG_DFL), "freeze", "leave"]
+    given = {"a": [None, 1, 2.5], "b": [True, 2], "c": [None, True], "d": [None], "e": [[1]]}
+    assert axis_types(given) == {
+        "a": pl.Float64,
+        "b": pl.String,
+        "c": pl.Boolean,
+        "d": pl.String,
+        "e": pl.String,
+    }
 
 
 def test_words_are_options_of_the_study_or_overrides_of_every_cell() -> None:

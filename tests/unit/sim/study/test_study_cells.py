@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
@@ -108,19 +109,14 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_that_is_read_without_hydra_is_read_as_by_hydra(word: str) -> None:
-    plain = PLAIN.fullmatch(word)
-    if plain is None:
-        return
-    ours, theirs = _taken_apart(word), OverridesParser.create().parse_override(word)
-    assert ours == (theirs.key_or_group, theirs.value(), None)
-    assert type(ours[1]) is type(theirs.value())
-    assert not theirs.is_sweep_override()
-
-
-def test_most_words_are_read_without_hydra() -> None:
-    assert sum(PLAIN.fullmatch(word) is not None for word in WORDS) == 4 * 10
+def test_a_word_that_is_read_without_hydra_is_read_as_by_hydra() -> None:
+    words = [word for word in WORDS if PLAIN.fullmatch(word)]
+    assert len(words) == 4 * 10, "most words are"
+    for word in words:
+        ours, theirs = _taken_apart(word), OverridesParser.create().parse_override(word)
+        assert ours == (theirs.key_or_group, theirs.value(), None)
+        assert type(ours[1]) is type(theirs.value())
+        assert not theirs.is_sweep_override()
 
 
 def test_what_is_no_plain_value_goes_through_hydra() -> None:
@@ -225,41 +221,6 @@ def test_a_key_that_is_not_there_is_refused_before_anything_runs(
     assert len(str(refusal.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        ({"gird": {}}, r"knows no key gird \(did you mean grid\?\)"),
-        ({"system": ["lru"]}, r"no key system; .* what varies in grid: \{KEY: \[VALUE, \.\.\]\}"),
-        ({}, r"nothing to run; give a grid, a list or a search"),
-        ([], r"must be a section of question, base"),
-        ({"grid": {"system": "lru"}}, r"grid\.system must be a list of values, got 'lru'"),
-        ({"grid": {"system": []}}, r"grid\.system must be a list of values, got \[\]"),
-        ({"grid": "system"}, r"grid values by key"),
-        ({"grid": [3]}, r"must hold values by key"),
-        ({"list": {"a": 1}}, r"list must be a list"),
-        ({"list": [[1]]}, r"must be overrides, such as"),
-        ({"search": {"trails": 3}}, r"search knows no key trails \(did you mean trials\?\)"),
-        (
-            {"search": {"trials": 3}, "list": ["seed=1"]},
-            r"a study is a search, or a grid and a list",
-        ),
-    ],
-)
-def test_a_file_that_is_no_study_is_refused_by_its_key(found: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_plan("x", found, "x.yaml")
-
-
-def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"name=nowhere is no study: neither in conf/study \(budgets"
-    ):
-        read_plan("nowhere")
-    (tmp_path / "x.yaml").write_text("a: [", encoding="utf-8")
-    with pytest.raises(ValueError, match="is no yaml"):
-        read_plan(str(tmp_path / "x.yaml"))
-
-
 def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
     grids = [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}]
     found = make_plan("x", {"grid": grids, "list": ["seed=4", ["seed=4"]]}, "x.yaml")
@@ -305,8 +266,96 @@ def test_what_cells_share_is_changed_by_none_of_them() -> None:
     assert make_cell(plan("system=hobbit"), {}).config == by_hydra(("system=hobbit",))
 
 
-def test_all_stands_for_every_file_of_a_group() -> None:
-    found = make_plan("x", {"grid": {"ram_cache": "all", "seed": [0]}}, "x.yaml").cells()
-    assert [values["ram_cache"] for values, _ in found] == ["fifo", "lfu", "lru"]
-    with pytest.raises(ValueError, match=r"x.yaml: grid.seed: all stands for the files"):
-        make_plan("x", {"grid": {"seed": "all"}}, "x.yaml")
+def test_a_word_is_taken_apart_into_what_it_sets_or_left_to_hydra() -> None:
+    for word, key, value in (
+        ("seed=3", "seed", 3),
+        ("a.b=-1.5", "a.b", -1.5),
+        ("loader.chunk_bytes=null", "loader.chunk_bytes", None),
+        ("trace.exclude=[a,1]", "trace.exclude", ["a", 1]),
+        ("cache.weights={lru:0.5}", "cache.weights", {"lru": 0.5}),
+    ):
+        assert _taken_apart(word) == (key, value, None)
+    for word, key, value in (
+        ("cache=lru", "cache", "lru"),
+        ("cache=null", "cache", None),
+        ("hydra.verbose=true", "hydra.verbose", True),
+        ("hydra.x=1", "hydra.x", 1),
+    ):
+        assert _taken_apart(word) == (key, value, word)
+    for word, value in (
+        ("cache@x=lru", "lru"),
+        ("++seed=5", 5),
+        ("~workload.together", None),
+        ("seed=${trace.max_sequences}", "${trace.max_sequences}"),
+    ):
+        assert _taken_apart(word) == (word, value, word)
+    with pytest.raises(
+        ValueError, match=r"^'a b' is no override: token recognition error at: ' '$"
+    ):
+        _taken_apart("a b")
+    with pytest.raises(
+        ValueError, match=r"^a=1,2 sweeps over values; put them into the study's grid$"
+    ):
+        _taken_apart("a=1,2")
+
+
+def test_plain_words_never_ask_hydra_and_the_others_do_with_all_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sim.study import cells
+
+    asked: list[tuple[str, ...]] = []
+
+    def composes(*words: str) -> tuple[Any, str]:
+        asked.append(words)
+        if "x=2" in words:
+            raise InterpolationKeyError("no\n such  key")
+        return OmegaConf.create({"a": 1, "b": "${a}"}), "one cache=lru"
+
+    monkeypatch.setattr(cells, "configure", composes)
+    monkeypatch.setattr(cells, "_parse", lambda word: pytest.fail(word))
+    cell = make_cell(plan("system=lru", "seed=3"), {"cache": "lfu", "trace.max_sequences": 2})
+    assert (cell.system, cell.config["seed"], asked) == ("lru cache=lfu", 3, [])
+    assert cells._compose.__wrapped__(("system=edgemoe", "x=1")) == ({"a": 1, "b": 1}, "one")
+    assert asked == [("system=edgemoe", "x=1")]
+    with pytest.raises(ValueError, match=r"^system=edgemoe x=2: no such key$"):
+        cells._compose.__wrapped__(("system=edgemoe", "x=2"))
+
+
+def test_a_cell_tells_its_words_as_an_override_writes_them_and_its_digest_is_of_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim.study import cells
+
+    monkeypatch.setattr(cells, "_compose", lambda choices: ({**config}, "lru"))
+    config: dict[str, Any] = {
+        "trace": {"path": str(tmp_path)},
+        "a": 1,
+        "b": {"c": {"d": 1}, "e": 2},
+    }
+    values = {"b": {"c": {"d": [None, True]}}, "a": False, "b.e": 0.5}
+    cell = make_cell(Plan("x", base=("a=3",), last=("a=4", "b.c.d=5")), values, ("b.e=0.25",))
+    assert cell.words == (
+        "a=3",
+        "b={c:{d:[null,true]}}",
+        "a=false",
+        "b.e=0.5",
+        "b.e=0.25",
+        "a=4",
+        "b.c.d=5",
+    )
+    assert cell.config == {"trace": config["trace"], "a": 4, "b": {"c": {"d": 5}, "e": 0.25}}
+    assert config["b"] == {"c": {"d": 1}, "e": 2}
+    assert cell.axes == {"b": values["b"], "a": 4, "b.e": 0.25}
+    assert cell.trace_sha256 is None, "there is no header"
+    turned = dict(reversed(cell.config.items()))
+    assert cells.cell_key(turned, "lru", None) == cell.key
+    assert len(cell.key) == 20
+    with pytest.raises(ValueError, match=r"^b\.x is no setting: b has no x; it has c, e$"):
+        make_cell(Plan("x"), {"b.x": 1})
+    with pytest.raises(
+        ValueError, match=r"^x is no setting: the configuration has no x; it has a, b, trace$"
+    ):
+        make_cell(Plan("x"), {"x": 1})
+    with pytest.raises(ValueError, match=r"^a\.x\.y is no setting: a has no x; it has $"):
+        make_cell(Plan("x"), {"a.x.y": 1})

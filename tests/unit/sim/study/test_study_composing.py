@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,38 +77,98 @@ def test_what_is_no_plain_choice_is_left_to_hydra(word: str) -> None:
     assert compose_plainly([word]) is None
 
 
+CONFIG = """
+defaults:
+  - _self_
+  - cache: lru
+    devices: null
+  - loader: plain
+  - system: two
+  - override hydra/job_logging: stdout
+seed: 3
+output_dir: ${hydra:runtime.output_dir}
+hydra: {run: {dir: "${now:x}"}}
+"""
+SMALL = {
+    "config.yaml": CONFIG,
+    "cache/lru.yaml": "a: 1\nb: {c: 2, d: [1]}\n",
+    "cache/lfu.yaml": "defaults: [lru, _self_]\nb: {c: 3, e: 4}\nf: null\n",
+    "cache/base.yaml": "defaults: [_self_, lru]\na: 7\n",
+    "cache/same.yaml": "defaults: [lru]\n",
+    "devices/one.yaml": "n: 1\n",
+    "loader/plain.yaml": "{}\n",
+    "loader/fast.yaml": "x: 1\n",
+    "system/two.yaml": (
+        "# @package _global_\ndefaults: [{override /cache: lfu}, {override /loader: fast}]\n"
+    ),
+    "system/one.yaml": "# @package _global_\n{}\n",
+}
+"""A whole ``conf`` of few files."""
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in SMALL.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(composing, "CONF", tmp_path)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def test_what_a_word_a_system_and_the_defaults_choose_is_merged_over_what_it_starts_from(
+    conf: Path,
+) -> None:
+    own = {"seed": 3, "output_dir": "unused"}
+    lru, lfu = {"a": 1, "b": {"c": 2, "d": [1]}}, {"a": 1, "b": {"c": 3, "d": [1], "e": 4}}
+    lfu["f"] = None
+    fast = {"x": 1}
+    assert compose_plainly([]) == ({**own, "cache": lfu, "loader": fast}, "two")
+    assert compose_plainly(["cache=lru"]) == ({**own, "cache": lru, "loader": fast}, "two")
+    assert compose_plainly(["system=one"]) == ({**own, "cache": lru, "loader": {}}, "one")
+    for name, cache in (("base", {**lru}), ("same", lru)):
+        found = compose_plainly(["system=one", f"cache={name}", "loader=fast"])
+        assert found == ({**own, "cache": cache, "loader": fast}, "one"), name
+    kept = compose_plainly([])
+    assert kept is not None
+    kept[0]["cache"]["b"]["d"].append(2)
+    assert compose_plainly([]) == ({**own, "cache": lfu, "loader": fast}, "two"), "a copy"
+    assert compose_plainly(["devices=one"]) is None, "nothing is chosen there by default"
+
+
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("cache/mine.yaml", "defaults: [lru]\nscope: site\n"),
-        ("cache/mine.yaml", "scope: ${seed}\n"),
-        ("cache/mine.yaml", "# @package _global_\nseed: 3\n"),
-        ("cache/mine.yaml", "defaults:\n  - /workload: sequential\n  - _self_\nscope: site\n"),
-        ("cache/mine.yaml", "scope: [site\n"),
-        ("system/mine.yaml", "# @package _global_\ndefaults:\n  - override /cache: lru\nseed: 3\n"),
-        ("system/mine.yaml", "defaults:\n  - override /cache: lru\n"),
+        ("cache/lru.yaml", "defaults: [same]\nscope: site\n"),
+        ("cache/lru.yaml", "scope: ${seed}\n"),
+        ("cache/lru.yaml", "# @package _global_\nseed: 3\n"),
+        ("cache/lru.yaml", "defaults:\n  - /loader: fast\n  - _self_\nscope: site\n"),
+        ("cache/lru.yaml", "scope: [site\n"),
+        ("cache/lru.yaml", "- 1\n"),
+        ("cache/same.yaml", "defaults: [none_such]\n"),
+        ("system/one.yaml", "# @package _global_\ndefaults: [override /cache: lru]\nseed: 3\n"),
+        ("system/one.yaml", "# @package _global_\nseed: 3\n"),
+        ("system/one.yaml", "# @package _global_\ndefaults: [{override /cache: lru, loader: x}]\n"),
+        ("system/one.yaml", "# @package _global_\ndefaults: [two]\n"),
+        ("system/one.yaml", "# @package _global_\ndefaults: [{override /system: two}]\n"),
+        ("system/one.yaml", "defaults:\n  - override /cache: lru\n"),
+        ("config.yaml", CONFIG.replace("  - loader: plain", "  - loader")),
+        ("config.yaml", CONFIG.replace("seed: 3", "cache: 3")),
+        ("config.yaml", CONFIG.replace("system: two", "system: null")),
+        ("config.yaml", CONFIG.replace("  - _self_\n", "").replace("two\n", "two\n  - _self_\n")),
+        (
+            "config.yaml",
+            CONFIG.replace("- _self_", "- cache: lfu").replace("two\n", "two\n  - _self_\n"),
+        ),
     ],
 )
-def test_a_file_that_is_not_plain_is_left_to_hydra(
-    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in CONF.glob("**/*.yaml"):
-        copy = tmp_path / path.relative_to(CONF)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(composing, "CONF", tmp_path)
+def test_a_file_that_is_not_plain_is_left_to_hydra(place: str, text: str, conf: Path) -> None:
+    words = ["system=one", f"cache={'same' if 'same' in place else 'lru'}"]
+    assert compose_plainly(words) is not None
     forget()
-    try:
-        word = place.removesuffix(".yaml").replace("/", "=")
-        (tmp_path / place).write_text(
-            "{}\n" if word.startswith("cache") else "# @package _global_\n{}\n"
-        )
-        assert compose_plainly([word]) is not None
-        forget()
-        (tmp_path / place).write_text(text, encoding="utf-8")
-        assert compose_plainly([word]) is None
-    finally:
-        forget()
+    (conf / place).write_text(text, encoding="utf-8")
+    assert compose_plainly(words) is None
 
 
 def forget() -> None:

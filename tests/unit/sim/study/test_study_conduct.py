@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sim.study import conduct, worker
-from sim.study.cells import make_cell
-from sim.study.plan import Plan
+from sim.study import conduct
 from sim.study.rows import DONE, FAILED, REFUSED, overview_of
 
 
@@ -78,16 +75,3 @@ def test_an_overview_tells_what_was_refused_from_what_failed() -> None:
         ("a=1", "no room"),
         ("a=2", "it failed: died"),
     ]
-
-
-def test_a_cell_that_breaks_while_it_is_made_has_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def breaks(*_: object, **__: object) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(worker, "build", breaks)
-    cell = make_cell(Plan("s", base=("system=lru",)), {})
-    (row,) = worker.run_cells("s", [cell], str(tmp_path))
-    assert row["status"] == "failed"
-    assert "broken" in row["error"]

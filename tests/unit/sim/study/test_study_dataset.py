@@ -45,6 +45,18 @@ def keys(place: Path) -> list[str]:
     return sorted(read_cells(place)["key"])
 
 
+def test_a_name_in_brackets_is_no_pattern(tmp_path: Path) -> None:
+    place = tmp_path / "a [b]"
+    fill(place, 1, 2)
+    with dataset(place) as data:
+        data.add(row(3, "failed"))
+    with dataset(place) as data:
+        assert set(data.statuses) == {"k001", "k002", "k003"}
+        assert data.forget(("failed",)) == 1
+        assert sorted(data.read()["key"]) == ["k001", "k002"]
+    assert keys(place) == ["k001", "k002"]
+
+
 def test_parts_and_the_tables_of_three_libraries_agree(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     fill(tmp_path, 3)

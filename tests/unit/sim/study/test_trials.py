@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -33,6 +34,9 @@ def plain(found: Trial) -> tuple[Any, ...]:
 
 
 def test_a_trial_is_simulated_once_and_then_read(tmp_path: Path, simulated: list[Trial]) -> None:
+    # A name in brackets is no pattern.
+    tmp_path = tmp_path / "x [y]"
+    tmp_path.mkdir()
     first = kept_trial(["a"], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         "a.json",
@@ -67,6 +71,39 @@ def test_a_trial_that_lost_a_part_is_simulated_anew(
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert kept_trial(["a"], tmp_path) is simulated[1]
     assert plain(kept_trial(["a"], tmp_path)) == plain(simulated[1])
+
+
+def test_a_trial_is_made_of_its_words_and_of_a_trace_with_every_column(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trials._trace.cache_clear()
+    asked: list[Any] = []
+    config = {"trace": {"path": str(tmp_path)}}
+    monkeypatch.setattr(trials, "configure", lambda *words: (asked.append(words) or words, "lru x"))
+    monkeypatch.setattr(trials, "checked_settings", lambda cfg: cfg)
+    monkeypatch.setattr(trials, "with_gates", lambda cfg: config)
+    monkeypatch.setattr(trials, "load_trace", lambda path, **columns: (path, columns))
+    monkeypatch.setattr(trials, "build", lambda *given, changed: (*given, changed))
+    words = ["system=lru", "trace.max_sequences=1"]
+    trace = (
+        str(tmp_path),
+        {"lookahead_sites": 1, "active_shares": True, "logits": True},
+    )
+    assert trials.prepared(words) == (config, "lru x", trace, ["trace.max_sequences=1"])
+    assert asked == [("outputs=summary", *words)]
+    run = SimpleNamespace(config="config")
+    frames = SimpleNamespace(tokens="tokens", sequences="sequences")
+    monkeypatch.setattr(trials, "prepared", lambda words: run)
+    monkeypatch.setattr(
+        trials, "execute", lambda one: SimpleNamespace(summary="summary", frames=frames)
+    )
+    found: Any = trials.trial(words)
+    assert vars(found) == {
+        "summary": "summary",
+        "config": "config",
+        "tokens": "tokens",
+        "sequences": "sequences",
+    }
 
 
 @pytest.mark.parametrize(("contracts", "slots"), [({}, 3.0), ({"draft_experts": True}, 9 / 4)])

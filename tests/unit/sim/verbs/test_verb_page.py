@@ -192,3 +192,42 @@ def test_the_least_number_of_an_option_is_taken_and_none_below_it(verb: Verb) ->
         below = one.least - 1 if one.kind is Kind.WHOLE else one.least * 0.99 - 1e-9
         with pytest.raises(ValueError, match=f"^{one.key}=.* number from {one.least:g} on$"):
             check_value(one, f"{below:.9g}")
+
+
+FLAGS = """\
+ask: model! machine!
+export: model! machine!
+run: is_hydra
+screen: sweeps
+explain: expert! step!
+check: is_open budget!
+sweep: is_hydra sweeps
+study: name!
+capture: model! prompts! output_dir! sparsities?
+import: is_open format! path!
+synthesize: like! tokens!
+load: output!
+capture fit: predictor!
+capture channels: model!
+calibrate: log! columns! base! name!
+models: from!
+real: is_hydra
+validate: systems! budgets! closed_loop?
+real calibrate: name!
+real quality_fit: fit!
+real quality_figures: figure!
+real predict: is_open data!
+fidelity: is_open
+"""
+"""Options that are needed (!), those that may be empty (?), and what verbs are besides."""
+
+
+def test_what_is_needed_and_what_may_be_empty_is_as_told_here() -> None:
+    told = ""
+    for verb in VERBS:
+        flags = [name for name in ("is_open", "is_hydra", "sweeps") if getattr(verb, name)]
+        for one in verb.options:
+            marks = f"{'!' * one.is_needed}{'?' * one.can_be_empty}"
+            flags += [f"{one.key}{marks}"] if marks else []
+        told += f"{verb.name}: {' '.join(flags)}\n" if flags else ""
+    assert told == FLAGS

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,3 +286,61 @@ def test_python_m_sim_list_is_the_list_and_loads_no_hydra(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert "hobbit_cpu" in done.stdout
+
+
+def test_what_a_verb_of_its_own_takes_and_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verb = Verb(
+        "x",
+        "g",
+        "m",
+        "About.",
+        (
+            Option("number", "n", Kind.WHOLE, least=1, can_be_empty=True),
+            Option("one", "o", Kind.NAME, "", ("cache",)),
+            Option("weights", "w", Kind.WEIGHTS, "", ("known",)),
+            Option("shares", "s", Kind.NUMBERS),
+            Option("some", "s", Kind.SOME, "", ("a", "b")),
+            Option("mine", "m", Kind.NEW_NAME),
+            Option("output_dir", "o", Kind.FOLDER),
+        ),
+        config="config",
+        is_hydra=True,
+        places="[A]",
+        most_places=1,
+    )
+    words = ["number=3", "number=", "weights=a/b", "shares=0.5,2", "some=b,a", "mine=a_1", "~seed"]
+    found = read(verb, [*words, "P", "--flag"])
+    own = {"number": "", "weights": "a/b", "shares": "0.5,2", "some": "b,a", "mine": "a_1"}
+    assert found == words_module.Words(own, ("~seed",), ("P",), ("--flag",))
+    assert read(verb, ["P", "-cd"]).places == (), "it is the flag's value"
+    assert read(verb, ["one=nowhere", "-cd", "."]).own == {"one": "nowhere"}
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for word, told in (
+        ("one=", "one= is empty; give a value, or leave it out"),
+        ("one=lfuu", "one=lfuu: there is no cache 'lfuu'; did you mean lfu?"),
+        ("one=lru,lfu", "one=lru,lfu must be one name; moelab sweep takes several"),
+        (
+            "weights=a/b/c",
+            "weights=a/b/c: there is no such file or folder, and no OWNER/NAME of the hub",
+        ),
+        ("shares=inf", "shares=inf must be numbers above 0, separated by commas"),
+        ("shares=1,", "shares=1, must be numbers above 0, separated by commas"),
+        ("some=a,", "some=a,: nothing is none of a, b"),
+        ("mine=a-b", "mine=a-b must be lower-case letters, digits and _: it names the file"),
+        ("number=0", "number=0 must be a whole number from 1 on"),
+        ("output_dir=full", "output_dir=full is not empty; choose another one"),
+        ("P Q", "'P Q' is no KEY=VALUE; moelab x --help tells the options"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            read(verb, ["P", word] if " " in word else [word])
+    options = (Option("output_dir", "o", Kind.FOLDER, "a new one"), Option("overwrite", "w"))
+    with pytest.raises(
+        ValueError,
+        match=r"^output_dir=full is not empty; choose another one, leave the word out for a new"
+        r" one, or add overwrite=yes$",
+    ):
+        read(replace(verb, options=options), ["output_dir=full"])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from helpers.bundled import BUNDLED
-from sim.policies.base import FloatArray
+from helpers.composed import DEPTH, SITES, make_trace
+from sim.policies.base import FloatArray, IntArray
 from sim.policies.lookahead import ConfidentLookahead
 from sim.policies.precisions import ScoreThreshold
 from sim.traces.trace import read_trace
+from sim.workload.choices import Choices
 from sim.workload.steps import Workload
 
 
@@ -84,3 +89,58 @@ def test_grades_of_a_run_are_the_grades_of_its_scores(workload: Workload) -> Non
                 seen |= {(step.rows == 1, grade) for grade in grades}
                 seen |= {s for s in choice.scores if s in (low, high)}
     assert {low, high, (True, 0), (True, 1), (True, 2), (False, 0), (False, 1)} <= seen
+
+
+@pytest.mark.parametrize("prompt", [0, 2], ids=["steps of one row", "a step of two rows"])
+def test_what_a_gate_has_made_for_a_step_or_a_run_is_made_once(
+    prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a row that chose and forecasts everywhere no union is made at all."""
+    trace = make_trace({0: (prompt, 4)})
+    scores = np.arange(trace.lookahead["raw"].size, dtype=np.float32)
+    trace = replace(
+        trace,
+        ids=np.tile(np.array([0, 2], np.int16), (len(trace.ids), SITES, 1)),
+        weights=np.tile(np.array([0.75, 0.25], np.float32), (len(trace.ids), SITES, 1)),
+        lookahead={"raw": scores.reshape(trace.lookahead["raw"].shape)},
+    )
+    workload = Workload(trace, split="all", batching="sequential", lookahead=DEPTH)
+    asked = list[str]()
+    for name in ("union", "forecast_union"):
+        whole = getattr(Choices, name)
+
+        def counted(self: Choices, *of: Any, name: str = name, whole: Any = whole) -> Any:
+            asked.append(name)
+            return whole(self, *of)
+
+        monkeypatch.setattr(Choices, name, counted)
+
+    def rule(values: FloatArray) -> IntArray:
+        asked.append("rule")
+        return (values > 0.5).astype(np.int8)
+
+    def names(values: FloatArray, top_k: int) -> tuple[IntArray, FloatArray]:
+        asked.append("names")
+        return np.zeros((len(values), 1), np.int16), np.ones((len(values), 1), np.float32)
+
+    gate = workload.gate()
+    for step in workload.steps[:1] if prompt else workload.steps:
+        gate.open(step)
+        for _ in range(2):
+            gate.visit(0)
+            assert (gate.needs, gate.tokens) == ([0, 2], [max(prompt, 1)] * 2)
+            assert list(gate.scores) == [0.0, 0.75]
+            assert list(gate.grades(rule)) == [0, 1]
+            found = gate.ranked(names, 1)
+            assert found is not None
+            for j, choice in enumerate(gate.forecasts(DEPTH), start=1):
+                best = choice.needs.index(4)
+                assert (choice.site, choice.tokens[best]) == (j, max(prompt, 1))
+                assert (choice.scores[best], choice.grades(rule)[best]) == (0, 0)
+    counts = {name: asked.count(name) for name in ("union", "rule", "names")}
+    if prompt:
+        # Rules are asked site by site: of choices, and of forecasts one and two sites ahead.
+        assert counts == {"union": 1, "rule": 3 * SITES, "names": 1}
+        assert asked.count("forecast_union") == 2
+    else:
+        assert counts == {"union": 0, "rule": 2, "names": 4}

@@ -177,11 +177,11 @@ def test_every_sequence_stands_at_the_end_of_its_context() -> None:
     """The page's example: 3 prompt tokens and 2 decoded ones at the end of 100, and 2 and 4 more."""
     workload = at_end_of(100, make_trace({0: (3, 2), 1: (2, 4)}))
     assert [step.token for step in workload.steps] == [98, 99, 100, 96, 97, 98, 99, 100]
-    assert workload.limits == Limits(100, 3)
+    assert workload.limits == Limits(100, 3, 0)
     without = at_end_of(None, make_trace({0: (3, 2), 1: (2, 4)}))
     assert [step.token for step in without.steps] == [3, 4, 5, 2, 3, 4, 5, 6]
-    assert without.limits == Limits(6, 3)
-    assert at_end_of(6, make_trace({0: (3, 2), 1: (2, 4)})).limits == Limits(6, 3)
+    assert without.limits == Limits(6, 3, 0)
+    assert at_end_of(6, make_trace({0: (3, 2), 1: (2, 4)})).limits == Limits(6, 3, 0)
 
 
 # Contracts: C152

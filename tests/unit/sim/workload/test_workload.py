@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -353,3 +354,32 @@ def test_needs_are_in_the_order_in_which_gates_ask_for_them() -> None:
     needs = workload.needs
     columns = (needs.tick, needs.expert, needs.tokens, needs.score)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == asked
+
+
+def test_each_row_of_a_step_has_its_sequence_and_the_tokens_so_far() -> None:
+    composed = Workload(both(), split="all", batching="static", together=2)
+    assert [list(composed.tokens_at(step)) for step in composed.steps] == [
+        [(0, 1), (0, 2), (1, 1), (1, 2)],
+        [(0, 3), (1, 3)],
+        [(0, 4), (1, 4)],
+    ]
+
+
+def test_a_prompt_is_read_whole_where_nothing_cuts_it_and_nothing_of_it_is_held() -> None:
+    def item(number: int, tokens: int) -> Any:
+        return SimpleNamespace(sequence=number, prompt_tokens=tokens)
+
+    made: Any = SimpleNamespace(
+        prefill_chunk=None,
+        tiers=None,
+        trace=SimpleNamespace(
+            header=SimpleNamespace(sequences=[item(number, 5) for number in range(4)])
+        ),
+        sequences=[item(0, 5), item(1, 4), item(2, 6)],
+    )
+    whole = Workload.whole_prompts.func  # type: ignore[attr-defined]
+    assert whole(made) == {0, 2}
+    made.prefill_chunk = 8
+    assert whole(made) == set()
+    made.prefill_chunk, made.tiers = None, "tiers"
+    assert whole(made) == set()

@@ -25,7 +25,7 @@ from helpers.composed import (
 from helpers.composer import compose_by_rows
 from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace
 from sim.values.types import Step
-from sim.workload.batching import Request
+from sim.workload.batching import Request, arrival_times
 from sim.workload.columns import BLOCK_CELLS
 from sim.workload.steps import Limits, Workload
 
@@ -206,9 +206,11 @@ def test_the_schedule_of_an_earlier_run_cannot_go_on() -> None:
 def test_a_poisson_process_gives_each_sequence_its_arrival_by_number() -> None:
     workload = timed(arrivals=None, arrivals_per_s=100.0, arrival_seed=3)
     assert workload.is_timed
-    assert list(workload.arrivals_ns) == [0, 1]
+    assert workload.arrivals_ns == dict(enumerate(arrival_times(2, 100.0, 3)))
     assert 0 < workload.arrivals_ns[0] < workload.arrivals_ns[1]
     assert workload.start().next(0) == workload.arrivals_ns[0]
+    first = timed(arrivals=None, arrivals_per_s=100.0).arrivals_ns
+    assert tuple(first.values()) == arrival_times(2, 100.0) == arrival_times(2, 100.0, 0)
 
 
 def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
@@ -228,15 +230,15 @@ def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
 @pytest.mark.parametrize(
     ("choices", "limits"),
     [
-        ({"batching": "sequential"}, Limits(tokens=9, rows=5)),
-        ({"batching": "static", "together": 2}, Limits(6 + 9, 7)),
-        ({"batching": "static", "together": 9}, Limits(6 + 9, 8)),
-        ({"batching": "continuous", "together": 2, "prefill_chunk": 3}, Limits(8 + 9, 4)),
-        ({"batching": "continuous", "together": 2, "arrivals": [0, 0, 1]}, Limits(8 + 9, 7)),
-        ({"batching": "continuous", "together": 9, "arrivals": [0, 0, 1]}, Limits(8 + 9 + 2, 8)),
+        ({"batching": "sequential"}, Limits(tokens=9, rows=5, kept_tokens=0)),
+        ({"batching": "static", "together": 2}, Limits(6 + 9, 7, 0)),
+        ({"batching": "static", "together": 9}, Limits(6 + 9, 8, 0)),
+        ({"batching": "continuous", "together": 2, "prefill_chunk": 3}, Limits(8 + 9, 4, 0)),
+        ({"batching": "continuous", "together": 2, "arrivals": [0, 0, 1]}, Limits(8 + 9, 7, 0)),
+        ({"batching": "continuous", "together": 9, "arrivals": [0, 0, 1]}, Limits(8 + 9 + 2, 8, 0)),
         (
             {"batching": "continuous", "together": 2, "prefill_chunk": 3, "arrivals": [0, 0, 1]},
-            Limits(8 + 9, 4),
+            Limits(8 + 9, 4, 0),
         ),
     ],
 )
@@ -266,7 +268,9 @@ def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
     )
     workload = Workload(recorded, split="all", batching="recorded")
     assert [step.sequences for step in workload.steps] == [(0,), (1,), (0,), (1,)]
-    assert workload.limits == Limits(tokens=2 + 1, rows=1), "one ends with 2 when the other has 1"
+    assert workload.limits == Limits(tokens=2 + 1, rows=1, kept_tokens=0), (
+        "one ends with 2 when the other has 1"
+    )
 
 
 # What is left out, and what is refused

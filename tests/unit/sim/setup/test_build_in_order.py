@@ -1,0 +1,258 @@
+"""A build asks each part for what is its own, in order; every part is made by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sim.machine.budget import Budget
+from sim.setup import build as module
+from sim.setup.build import build, make_controller
+from sim.traces.residency_log import EXPERT_BYTES_FILE
+from sim.values.types import CapacityError
+
+
+def named(**values: Any) -> Any:
+    return SimpleNamespace(**values)
+
+
+class Roofline:
+    """Durations on one device."""
+
+    slots = 0
+    paging: Any = None
+
+
+class Built:
+    """What a run is built of. ``seen`` has what was asked for, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[Any] = []
+        self.header = named(
+            model="shape", name="t", null_experts=1, draft_sites=2, files=("routes.parquet",)
+        )
+        self.trace = named(header=self.header)
+        self.hardware = named(devices=None, swap=None, memory_bytes=1000)
+        self.model = named(
+            draft_sites=2,
+            transplant=None,
+            kv_bytes_per_token=7,
+            check_trace=lambda *given: self.seen.append(("check_trace", *given)),
+        )
+        self.parts = named(
+            model=self.model,
+            hardware=self.hardware,
+            precision=named(
+                constant=3, held="fp16", precisions=("fp16",), missing=lambda: "missing"
+            ),
+            loader=named(prefetch_budget=4),
+            workload=named(kv_allocation="once", speculation=named(layers_in_use=5)),
+            trace=named(path="/t"),
+        )
+        self.workload = named(limits="limits")
+        self.config: dict[str, Any] = {"budget": {"resident_share": 0.25}, "seed": 9}
+        self.durations: Any = Roofline()
+        self.error: CapacityError | None = None
+        self.recorded: Any = None
+        for name, answer in (
+            ("checked_settings", lambda cfg: ("checked", cfg)),
+            ("with_gates", lambda cfg: self.config if cfg == ("checked", "cfg") else None),
+            ("make_parts", lambda config: self.parts if config is self.config else None),
+            ("replace", lambda one, **new: named(**{**vars(one), **new})),
+            ("_shared_trace", lambda parts, shared: self.trace),
+            ("_with_drafts", lambda trace, sites, shared: self.told("drafts", sites) or trace),
+            ("_shared_workload", lambda *given: self.told("workload") or self.workload),
+            ("check_drafts", lambda parts, **of: self.told("check_drafts", of)),
+            ("check_parts", lambda parts, workload: self.told("check_parts")),
+            ("check_recorded", lambda config, constant, workload: self.told("recorded", constant)),
+            ("check_devices_parts", lambda *given: self.told("check_devices")),
+            ("with_ranking", lambda hardware, ranking: named(**vars(hardware), ranking=ranking)),
+            ("profile_of", lambda trace: named(ranking="ranking")),
+            ("_prepare", self.prepare),
+            ("held_bits", lambda held, hardware: 4.5),
+            ("recorded_bytes", lambda directory, header, model: self.recorded),
+            ("make_geometry", lambda *given, **of: named(given=given, **of)),
+            ("device_of", lambda hardware, model: (0, 1)),
+            ("fitting_budget", lambda *given: self.told("fit", given[1]) or Budget(0.5)),
+            ("_durations", lambda parts, geometry, held: self.told("held", held) or self.durations),
+            ("prefetches_within_layer", lambda workload, durations, geometry: 77),
+            ("KvRoom", lambda workload, size: f"room of {size}"),
+            ("make_controller", self.controller),
+            ("_smallest_budget", lambda config, parts, workload, sizes: f"; less {sizes}"),
+            (
+                "check_run_memory",
+                lambda *given: self.told("memory", given[2], given[4]) or "ledger",
+            ),
+            ("Roofline", Roofline),
+            ("paging_of", lambda *given: given),
+            ("all_slot_bytes", lambda geometry: 100),
+            ("Run", lambda *given: named(**dict(zip(FIELDS, given, strict=True)))),
+        ):
+            monkeypatch.setattr(module, name, answer)
+
+    def told(self, *what: Any) -> None:
+        self.seen.append(what)
+
+    def prepare(self, parts: Any, sections: Any, workload: Any, geometry: Any = None) -> Any:
+        self.told("prepare", sections, geometry is not None)
+        return dict.fromkeys(sections, 6)
+
+    def controller(self, geometry: Any, parts: Any, kv_room: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        slots = named(count=12)
+        return named(geometry=geometry, loader=parts.loader, kv_room=kv_room, slots=slots)
+
+
+FIELDS = (
+    "system", "model", "hardware", "trace", "workload", "controller", "durations", "ledger",
+    "resident_share", "seed", "config", "fitted_on", "changed", "recorded", "kv_room",
+)  # fmt: skip
+OTHERS = ("predictor", "placement", "payload", "cache", "ram_cache")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Built:
+    return Built(monkeypatch)
+
+
+def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Built) -> None:
+    run: Any = build("cfg", "lru", changed=["trace.x=1"])  # type: ignore[arg-type]
+    assert made.seen == [
+        ("check_trace", "shape", "t", 1, 2),
+        ("check_drafts", {"tells_bytes": False, "is_real": False}),
+        ("workload",),
+        ("check_parts",),
+        ("recorded", 3),
+        ("check_devices",),
+        ("prepare", ("precision",), False),
+        ("prepare", OTHERS, True),
+        ("held", 4.5),
+        ("memory", "limits", 5),
+    ]
+    geometry = run.controller.geometry
+    assert vars(geometry) == {
+        "given": (made.model, ("fp16",)),
+        "missing": "missing",
+        "stored_bytes": (),
+        "held_bits": 4.5,
+        "recorded": {},
+        "device_of": (0, 1),
+        "budget": Budget(0.25),
+    }
+    assert (run.durations.slots, run.durations.paging) == (12, None)
+    assert run.controller.loader.prefetch_budget == 4
+    found = {name: getattr(run, name) for name in FIELDS if name not in ("controller", "durations")}
+    assert found == {
+        "system": "lru", "model": made.model, "hardware": made.hardware, "trace": made.trace,
+        "workload": made.workload, "ledger": "ledger", "resident_share": 0.25, "seed": 9,
+        "config": made.config, "fitted_on": 6, "changed": ("trace.x=1",), "recorded": None,
+        "kv_room": None,
+    }  # fmt: skip
+
+
+def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built) -> None:
+    made.header.files = (EXPERT_BYTES_FILE,)
+    made.recorded = named(sizes=lambda: {"fp16": [1]})
+    run: Any = build("cfg", "lru")  # type: ignore[arg-type]
+    assert (made.seen[1][1]["tells_bytes"], run.recorded) == (True, made.recorded)
+    assert run.controller.geometry.recorded == {"fp16": [1]}
+    made.error = CapacityError("no room")
+    with pytest.raises(CapacityError, match=r"^no room; less \{'fp16': \[1\]\}$"):
+        build("cfg", "lru")  # type: ignore[arg-type]
+    made.error = None
+    made.seen.clear()
+    made.model.transplant = "another's sizes"
+    run = build("cfg", "lru", stored_bytes=[8])  # type: ignore[arg-type]
+    assert made.seen[1] == ("check_drafts", {"tells_bytes": False, "is_real": True})
+    assert run.recorded is None
+    geometry = run.controller.geometry
+    assert (geometry.held_bits, geometry.recorded, geometry.stored_bytes) == (0.0, {}, [8])
+    assert ("held", 0.0) in made.seen
+
+
+def test_a_budget_that_fits_is_found_and_written_into_the_configuration(made: Built) -> None:
+    made.config["budget"] = "fit"
+    made.hardware.devices = named(order="use")
+    run: Any = build("cfg", "lru")  # type: ignore[arg-type]
+    assert run.hardware.ranking == "ranking"
+    assert ("fit", run.hardware) in made.seen
+    assert run.config["budget"] == {"resident_share": 0.5, "slots_gib": None}
+    assert (run.controller.geometry.budget, run.resident_share) == (Budget(0.5), 0.5)
+    made.config["budget"] = {"resident_share": 0.5, "slots_gib": 1e-9}
+    made.hardware.devices = named(order="number")
+    plain: Any = build("cfg", "lru")  # type: ignore[arg-type]
+    assert plain.hardware is made.hardware
+    assert plain.resident_share == Budget(0.5, 1e-9).share_of(100)
+
+
+def test_drafts_prefetches_growing_room_and_swap_are_made_where_they_are_asked_for(
+    made: Built,
+) -> None:
+    made.model.draft_sites = 3
+    made.parts.loader.prefetch_budget = "within_layer"
+    made.parts.workload.kv_allocation = "growing"
+    made.hardware.swap = "swap"
+    run: Any = build("cfg", "lru")  # type: ignore[arg-type]
+    assert made.seen[1] == ("drafts", 3)
+    assert run.controller.loader.prefetch_budget == 77
+    assert run.controller.kv_room == run.kv_room == "room of 7"
+    assert run.durations.paging == ("swap", 1000, made.model, "ledger")
+    made.durations = named()
+    run = build("cfg", "lru")  # type: ignore[arg-type]
+    assert vars(run.durations) == {"slots": 12}, "only one device swaps"
+
+
+@pytest.mark.parametrize(
+    ("ram_link", "later", "silent", "dense_slots", "moves"),
+    [(None, True, False, 0, False), (1, True, True, 2, True), (0, False, False, 1, False)],
+)
+def test_a_controller_has_its_parts_and_what_of_them_only_some_machines_need(
+    ram_link: int | None,
+    later: bool,
+    silent: bool,
+    dense_slots: int,
+    moves: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    route = named(ram_link=ram_link, ram_bytes=8)
+    monkeypatch.setattr(module, "route_of", lambda hardware, model: route)
+    monkeypatch.setattr(module, "Controller", lambda *given, **of: (given, of))
+    monkeypatch.setattr(module, "moves_kv", lambda parts: moves)
+    parts = named(
+        hardware=named(
+            ram=named(capacity_gib=0.5), predicts_later=lambda sites: later if sites == 3 else None
+        ),
+        model=named(sites=2, block_bytes=lambda n: 10 + n, site_kv_bytes=lambda n: 20 + n),
+        predictor=named(requires=named(lookahead_sites=3), silent=silent),
+        loader=named(dense_slots=dense_slots),
+        **{name: name for name in ("cache", "ram_cache", "precision", "placement", "payload")},
+    )
+    geometry = named(variant_bytes=(4, 8, 2))
+    room = named(spare_bytes="spare")
+    assert make_controller(geometry, parts, room) == (
+        (geometry, parts.predictor, "cache", "precision", "placement", parts.loader),
+        {
+            "route": route,
+            "ram_cache": None if ram_link is None else "ram_cache",
+            "payload": "payload",
+            "predicts_later": later and not silent,
+            "dense_bytes": (10, 11) if dense_slots else (),
+            "spare_bytes": "spare",
+            "kv_bytes": (20, 21) if moves else (),
+        },
+    )
+    assert make_controller(geometry, parts)[1]["spare_bytes"] is None
+    route.ram_bytes = 0
+    make_controller(geometry, parts)
+    route.ram_bytes = 7
+    with pytest.raises(
+        ValueError,
+        match=r"^hardware\.ram\.capacity_gib=0\.5 holds no expert of 8 B; raise it, or set hardware"
+        r"\.ram=null$",
+    ):
+        make_controller(geometry, parts)
+    parts.hardware.ram = None
+    make_controller(geometry, parts)

@@ -1,0 +1,69 @@
+"""The parts of a run are made of their sections; models and machines once for equal values."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sim.policies.requires import Requires
+from sim.setup import parts as module
+from sim.setup.parts import PARTS, Parts, make_hardware, make_model, make_part, make_parts
+from sim.verbs.names import of_file
+
+
+def test_models_and_machines_are_made_once_for_equal_values() -> None:
+    model, hardware = of_file("model", "tiny_mixtral"), of_file("hardware", "rtx4090_pcie4")
+    config = {"model": model, "hardware": hardware}
+    assert make_model(config) is make_model({"model": {**model}})
+    assert make_model({"model": {**model, "name": "other"}}) is not make_model(config)
+    assert make_hardware(config) is make_hardware({"hardware": {**hardware}})
+    assert make_hardware({"hardware": {**hardware, "memory_gib": 9}}).memory_gib == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("lru", "cache (conf/cache/lru.yaml)"), ("mine", "cache"), (None, "cache")],
+)
+def test_a_section_that_its_class_refuses_is_named_with_its_file(
+    name: str | None, place: str
+) -> None:
+    section = {"name": name, "_target_": "sim.values.units.gib"}
+    with pytest.raises(ValueError, match=f"^{re.escape(place)}: cache.name="):
+        make_part({"cache": section}, "cache")
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_every_section_is_a_part_and_drafts_are_layers_of_the_model(
+    drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SimpleNamespace(with_drafts=lambda sites: f"with {sites}")
+    workload = SimpleNamespace(speculation=SimpleNamespace(sites=drafts))
+    monkeypatch.setattr(module, "make_model", lambda config: model)
+    monkeypatch.setattr(module, "make_hardware", lambda config: "machine")
+    monkeypatch.setattr(
+        module, "make_part", lambda config, name: workload if name == "workload" else name
+    )
+    made = vars(make_parts({}))
+    policies = ("predictor", "cache", "ram_cache", "precision", "placement", "payload")
+    others = {name: name for name in ("trace", "loader", *policies)}
+    first = "with 2" if drafts else model
+    assert made == {"model": first, "hardware": "machine", "workload": workload, **others}
+    assert set(made) == set(PARTS)
+
+
+def test_policies_together_require_the_most_of_a_trace() -> None:
+    def of(**required: Any) -> Any:
+        return SimpleNamespace(requires=Requires(**required))
+
+    def required(*some: Any) -> Requires:
+        policies = dict(zip("abc", some, strict=False))
+        made: Any = SimpleNamespace(policies=lambda: policies)
+        return Parts.of_trace(made)
+
+    assert required(of(), of()) == Requires()
+    most = required(of(lookahead_sites=1), of(lookahead_sites=3, preferences=True), of())
+    assert most == Requires(lookahead_sites=3, preferences=True)
+    assert required(of(), of(active_shares=True)) == Requires(active_shares=True)
