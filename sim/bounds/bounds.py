@@ -82,7 +82,7 @@ def lower_bounds(
     if not (loads_all(controller) and controller.payload.whole):
         must_load[:] = False
     item = workload.gate_site[needs.tick] * geometry.units + needs.expert
-    held = {key for key in slots.initial if key < geometry.plane}
+    held = set(slots.initial)
     first_keys = [geometry.key(0, site, 0) for site in range(geometry.sites)]
     least_bytes, least_slot = (
         min(map(geometry.bytes_of, first_keys)),
@@ -99,9 +99,10 @@ def lower_bounds(
     def fewest(link: int) -> int:
         """The fewest loads over ``link``."""
         room, there = kept_outside(controller, link)
-        more, inside = room // least_bytes, held | {key for key in there if key < geometry.plane}
-        over_there = over[must_load] + more if over.any() else over[must_load]
-        return fewest_loads(*requests, high_slots + more, inside, whole[must_load], over_there)
+        more = room // least_bytes
+        return fewest_loads(
+            *requests, high_slots + more, held | there, whole[must_load], over[must_load] + more
+        )
 
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
