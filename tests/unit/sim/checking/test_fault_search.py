@@ -24,7 +24,7 @@ from sim.checking.cache_walk import (
     Difference,
     Fault,
 )
-from sim.checking.fault_search import FLAG, FaultSearch, _Spent
+from sim.checking.fault_search import FLAG, Explanation, FaultSearch, Found, _Spent
 from sim.traces.residency_log import read_log
 from unit.sim.checking.test_check import write
 
@@ -122,19 +122,23 @@ def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_g
     was just dropped.
     """
     flags = [False, False, True, False, False, False, True]
-    found = explained(walk_of(tmp_path, ASKED, flags))
-    assert (VICTIM, 3, 3, A, B) in found
-    assert (UNREFRESHED, 2, 2, A, -1) in found
-    assert (LOST, 2, 2, A, -1) in found
-    assert (PINNED, 0, 3, -1, B) not in found
+    faults = (
+        Fault(UNREFRESHED, 2, A),
+        Fault(LOST, 2, A),
+        Fault(VICTIM, 3, A, B),
+        Fault(LOST, 3, A),
+    )
+    assert FaultSearch(walk_of(tmp_path, ASKED, flags)).search() == Found(
+        tuple(Explanation(fault.kind, fault, fault, since=2, shown=4) for fault in faults), True
+    )
 
 
 def test_an_expert_that_is_never_evicted_is_told_of(tmp_path: Path) -> None:
     """B stays for good: from step 3 on one slot is left for the rest."""
     flags = [False, False, True, False, False, False, True]
-    found = explained(walk_of(tmp_path, [A, B, A, C, A, D, B], flags))
-    assert (PINNED, 1, 3, -1, B) in found
-    assert not any(kind in (UNREFRESHED, LOST, VICTIM) for kind, *_ in found)
+    first, last = (Fault(PINNED, tick, other=B) for tick in (1, 3))
+    walk = walk_of(tmp_path, [A, B, A, C, A, D, B], flags)
+    assert FaultSearch(walk).search() == Found((Explanation(PINNED, first, last, 1, 6),), True)
 
 
 def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_have_been(
