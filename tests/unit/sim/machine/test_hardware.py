@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, Contention
+from sim.machine.devices import Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
 from sim.machine.measured import Measured
@@ -326,6 +327,13 @@ def test_a_swap_out_of_its_range_is_refused_with_its_key(key: str, value: float)
         Swap(**({"gib": 1.0, "page_kib": 4.0, "in_us": 1.0, "out_us": 1.0} | {key: value}))
 
 
+TWO = Devices(2, "layers", Peer(10.0, 3.0))
+PACE = (
+    "engines with a pace of their own are of one device, and nobody slows them; leave out one or"
+    " the other"
+)
+
+
 def test_parties_that_slow_each_other_keep_a_part_of_their_pace_in_millionths() -> None:
     """Three times as long is a third of the pace; once as long is no rival at all."""
     slowed = {"compute": {"pcie": 3.0, "cpu": 1}, "pcie": {"cpu": 1.6}}
@@ -368,6 +376,21 @@ def test_parties_that_slow_each_other_keep_a_part_of_their_pace_in_millionths() 
         (
             {"links": {"pcie": link(), "nvme": link(slot_us=1.5)}},
             "links.nvme.slot_us=1.5: slots are the device's, where pcie ends; give it there",
+        ),
+        (
+            {
+                "links": {"pcie": link(wake_us=2.0)},
+                "beside": {"pcie": {"compute": 1.5}},
+            },
+            f"links.pcie.wake_us=2.0 of m does not go with hardware.beside and shared_memory: {PACE}",
+        ),
+        (
+            {"links": {"pcie": link(wake_us=2.0)}, "devices": TWO},
+            f"links.pcie.wake_us=2.0 of m does not go with hardware.devices: {PACE}",
+        ),
+        (
+            {"swap": Swap(1.0, 4.0, 1.0, 1.0), "devices": TWO},
+            "swap of m is of one device; set hardware.swap=null, or hardware.devices=null",
         ),
         (
             {"ram": Ram(1.0, "pcie")},

@@ -67,6 +67,10 @@ def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
         for n in (0, 1, 2)
     ]
     assert held == [1_776, 336 + 480, 336 + 960]
+    # A slot is as large as the largest block: 2,848 parameters, with a dense layer before it.
+    leading = small(leading_dense_layers=1, dense_intermediate=100)
+    ledger = make_ledger(leading, machine(), Limits(), slot_bytes=0, dense_slots=2)
+    assert ledger.dense_bytes == 336 + 2 * 5_696
 
 
 # Contracts: C82

@@ -170,7 +170,10 @@ def test_a_machine_says_which_precisions_took_the_times_of_others() -> None:
             {"copy_us": {"pcie": []}},
             r"hardware\.measured\.copy_us\.pcie=\[\] must be a list of \[argument",
         ),
-        ({"copy_us": {"pcie": [[1]]}}, r"must be a list of \[argument, microseconds\]"),
+        *(
+            ({"copy_us": {"pcie": points}}, r"must be a list of \[argument, microseconds\]$")
+            for points in ([[1]], [[1, 2], [3]], [[1, 2], "34"], [[1, 2, 3]], "12", {1: 2})
+        ),
         ({"copy_us": {"pcie": [[1, "2us"]]}}, r"copy_us\.pcie='2us' must be a number"),
         (
             {"copy_us": {"pcie": [[2, 1], [2, 3]]}},

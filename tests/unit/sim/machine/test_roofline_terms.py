@@ -60,6 +60,15 @@ def test_drafts_are_made_one_after_another_before_the_first_site_of_a_step() -> 
     assert list(one.dense_ns(step())) == [8_005] * 3
     none = Roofline(small(), machine(), ("fp16",))
     assert list(none.dense_ns(step(drafts=3))) == [8_005] * 3
+    # A layer that drafts is like the last one, with no dense layer before it: see the next test.
+    first = Roofline(
+        small(sites=2, leading_dense_layers=1, dense_intermediate=100),
+        machine(),
+        ("fp16",),
+        draft_layers=1,
+    )
+    draft = 8_005 + 2 * 6_008 + 2_002
+    assert list(first.dense_ns(step(drafts=1, sites=(0, 1)))) == [57 + 22_000 + draft, 8_005]
     # Two sequences draft a row each: 480 + 2 x 16 B, and two experts each.
     pair = step(rows=2, sequences=(0, 1), drafts=1)
     assert one.dense_ns(pair)[0] - none.dense_ns(pair)[0] == 2 * (8_005 + 4 * 6_008) + 2_002
