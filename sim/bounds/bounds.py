@@ -180,14 +180,12 @@ def _fewest_by_pool(
     needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
 ) -> int:
     """The fewest loads with this division into pools: ``fewest_loads`` summed over the pools."""
-    pool_of = np.array(slots.pool_of, np.int64)
-    pool = pool_of[item]
+    pool = np.array(slots.pool_of, np.int64)[item]
     total = 0
     for number, capacity in enumerate(slots.capacity_bytes):
         mine = pool == number
-        own = {key for key in held if pool_of[key] == number}
         fit = capacity // slots.geometry.slot_sizes[0]
-        total += fewest_loads(needs.tick[mine], item[mine], fit, own, whole[mine])
+        total += fewest_loads(needs.tick[mine], item[mine], fit, held, whole[mine])
     return total
 
 

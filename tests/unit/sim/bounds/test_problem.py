@@ -289,3 +289,12 @@ def test_a_layer_is_what_a_precision_has_beyond_the_lower_one() -> None:
         "kept_from": [NEVER, 2],
         "holds": [True] * 2,
     }
+
+
+def test_only_where_engines_work_at_once_are_latencies_hidden() -> None:
+    """50 B take 7 and 100 ns; of two engines of link 0 one waits while the other copies."""
+    durations: Any = SimpleNamespace(
+        latency_ns=lambda link: 7, hop_ns=lambda link, size: 7 + 2 * size, lanes=lambda link: None
+    )
+    found = [problem.link_time_ns(durations, machine(), 50, link) for link in (0, 1)]
+    assert found == [100, 107]

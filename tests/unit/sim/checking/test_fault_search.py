@@ -87,6 +87,32 @@ def test_a_walk_finds_what_a_replay_finds_and_comes_back_from_every_checkpoint(
         assert walk.first_difference(Fault(BUDGET, tick)) == first
 
 
+@pytest.mark.parametrize(
+    ("retention", "stays"), [("strict", False), ("after_batch", False), ("until_next_visit", True)]
+)
+def test_what_a_batch_left_over_its_pool_goes_with_the_next_batch_or_at_the_next_visit(
+    tmp_path: Path, retention: str, stays: bool
+) -> None:
+    """Two sites with a pool of two slots each. The prompt asks the first for A, B and C, then the
+    second for A alone; a token asks both for A.
+    """
+
+    def change(columns: dict[str, Any]) -> None:
+        columns.update(resident=[False] * 8, loaded_bytes=[10] * 8)
+
+    options = ("initial", "empty"), ("scope", "site"), ("retention", retention)
+    log = read_log(write(tmp_path, change, lookups=[A, A, B, A, C, A, A, A], prompt=3, sites=2))
+    replayer, contract = Replayer(log), Contract("lru", options)
+    replay = replayer.replay(contract, 40)
+    if retention == "strict":
+        with pytest.raises(ValueError, match=f"^{WAVES}$"):
+            CacheWalk(replayer, contract, 40, replay)
+        return
+    walk = CacheWalk(replayer, contract, 40, replay)
+    assert walk.found == [[False] * 3, [False], [stays], [True]]
+    assert walk.evictions == [*([] if stays else [(1, A)]), (2, B)]
+
+
 def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
     assert walk_of(tmp_path, ASKED, RIGHT).evictions == [(3, B), (5, C)]
 
@@ -110,8 +136,9 @@ def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
 def test_a_fault_shows_where_it_does_by_hand(
     tmp_path: Path, fault: Fault, first: Difference | None
 ) -> None:
-    found = walk_of(tmp_path, ASKED, RIGHT).first_difference(fault)
-    assert found == first
+    walk = walk_of(tmp_path, ASKED, RIGHT)
+    assert walk.first_difference(fault) == first
+    assert walk.evictions == [(3, B), (5, C)], "those without a fault"
 
 
 # Contracts: C139
@@ -150,6 +177,16 @@ def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_hav
     flags = [False, False, True, False, False, False, False]
     found = explained(walk_of(tmp_path, ASKED, flags))
     assert {(first, last) for kind, first, last, *_ in found if kind == BUDGET} == {(2, 3)}
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+def test_a_slot_more_is_told_with_when_it_may_have_come(tmp_path: Path, policy: str) -> None:
+    """C should have gone in for A at step 2: a third slot was there by then, from step 0 or 1 on."""
+    contract = Contract(policy, (("initial", "empty"), ("retention", "strict")))
+    walk = walk_of(tmp_path, [A, B, C, A], [False, False, False, True], contract)
+    first, last = (Fault(BUDGET, tick, change_bytes=10) for tick in (0, 1))
+    budgets = [e for e in FaultSearch(walk).search().explanations if e.kind == BUDGET]
+    assert budgets == [Explanation(BUDGET, first, last, -1, 3)]
 
 
 def test_who_went_in_whose_place_is_told_where_one_of_many_evictions_was_wrong(
@@ -301,7 +338,12 @@ def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path:
     ("count", "right", "span", "first_tried"),
     [
         # The last, the first, then every tenth.
-        (101, range(50, 56), (50, 55), [100, 0, 10, 20, 30, 40, 50]),
+        (
+            101,
+            range(50, 56),
+            (50, 55),
+            [100, *range(0, 60, 10), 41, 45, 47, 48, 49, 99, 74, 62, 56, 53, 54, 55],
+        ),
         (101, range(101), (0, 100), [100]),
         (101, range(91, 100), None, [100, *range(0, 91, 10)]),
         (3, range(1, 2), (1, 1), [2, 0, 1]),
