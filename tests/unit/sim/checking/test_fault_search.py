@@ -113,6 +113,19 @@ def test_what_a_batch_left_over_its_pool_goes_with_the_next_batch_or_at_the_next
     assert walk.evictions == [*([] if stays else [(1, A)]), (2, B)]
 
 
+def test_a_cache_that_holds_the_same_but_remembers_otherwise_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three slots. A was not refreshed at step 3: it is older than B, and D goes in for it.
+
+    Before step 6, where a checkpoint is, the slots are what they are without the fault.
+    """
+    monkeypatch.setattr("sim.checking.cache_walk.STRIDE", 2)
+    flags = [False, False, False, True, True, True, False, True]
+    walk = walk_of(tmp_path, [A, B, C, A, C, C, D, A], flags, budget=30)
+    assert walk.first_difference(Fault(UNREFRESHED, 3, A)) == Difference(7, A, False)
+
+
 def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
     assert walk_of(tmp_path, ASKED, RIGHT).evictions == [(3, B), (5, C)]
 

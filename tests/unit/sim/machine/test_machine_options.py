@@ -340,6 +340,19 @@ def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     assert machine().together(True) == machine()
 
 
+def test_a_memory_is_shared_by_the_parties_in_use_if_there_are_several() -> None:
+    three = SharedMemory(84.0, ("compute", "cpu", "pcie"), "as_drawn")
+    hardware = machine(cpu=CPU, shared_memory=three)
+    assert hardware.together(True) == hardware
+    two = replace(three, parties=("compute", "pcie"))
+    assert hardware.together(False) == replace(hardware, shared_memory=two)
+    alone = machine(cpu=CPU, shared_memory=SharedMemory(1.0, ("cpu", "pcie")))
+    assert alone.together(False) == replace(alone, shared_memory=None), "however slow it is"
+    # 105 GB/s are asked of as many.
+    enough = machine(shared_memory=SharedMemory(105.0, ("compute", "pcie")))
+    assert enough.together(False) == replace(enough, shared_memory=None)
+
+
 # What no machine can be
 
 
