@@ -124,6 +124,10 @@ def test_a_cache_that_holds_the_same_but_remembers_otherwise_is_another(
     flags = [False, False, False, True, True, True, False, True]
     walk = walk_of(tmp_path, [A, B, C, A, C, C, D, A], flags, budget=30)
     assert walk.first_difference(Fault(UNREFRESHED, 3, A)) == Difference(7, A, False)
+    # A fault of nothing at step 1 is over at step 4, where the next checkpoint behind it is.
+    before = walk.walked
+    assert walk.first_difference(Fault(BUDGET, 1)) is None
+    assert walk.walked == before + 4
 
 
 def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
@@ -193,13 +197,33 @@ def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_hav
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo"])
-def test_a_slot_more_is_told_with_when_it_may_have_come(tmp_path: Path, policy: str) -> None:
-    """C should have gone in for A at step 2: a third slot was there by then, from step 0 or 1 on."""
+@pytest.mark.parametrize(
+    ("asked", "flags", "budget", "change", "until"),
+    [
+        # C should have gone in for A at step 2: a third slot was there by then.
+        ([A, B, C, A], [False, False, False, True], 20, 10, 1),
+        # A should have stayed at step 2: two of three slots were left by then.
+        ([A, B, C, A], [False] * 4, 30, -10, 2),
+    ],
+)
+def test_a_slot_more_or_less_is_told_with_when_that_may_have_been(
+    tmp_path: Path,
+    policy: str,
+    asked: list[int],
+    flags: list[bool],
+    budget: int,
+    change: int,
+    until: int,
+) -> None:
     contract = Contract(policy, (("initial", "empty"), ("retention", "strict")))
-    walk = walk_of(tmp_path, [A, B, C, A], [False, False, False, True], contract)
-    first, last = (Fault(BUDGET, tick, change_bytes=10) for tick in (0, 1))
-    budgets = [e for e in FaultSearch(walk).search().explanations if e.kind == BUDGET]
-    assert budgets == [Explanation(BUDGET, first, last, -1, 3)]
+    walk = walk_of(tmp_path, asked, flags, contract, budget)
+    first, last = (Fault(BUDGET, tick, change_bytes=change) for tick in (0, until))
+    tried: list[int] = []
+    search = FaultSearch(walk)
+    explains = search._last_span
+    search._last_span = lambda faults: tried.append(faults[0].change_bytes) or explains(faults)  # type: ignore[method-assign,func-returns-value]
+    assert list(search._budgets()) == [Explanation(BUDGET, first, last, -1, 3)]
+    assert tried == ([change] if policy == "lru" else [-10, 10])
 
 
 def test_who_went_in_whose_place_is_told_where_one_of_many_evictions_was_wrong(
