@@ -107,14 +107,8 @@ def candidates(policies: Sequence[str], options: Mapping[str, str]) -> list[Cont
     found = []
     for policy in policies:
         has = {*policy_options(policy), *LOADER_OPTIONS}
-        tried = {
-            name: (options[name],) if name in options else values
-            for name, values in TRIED.items()
-            if name in has
-        }
-        tried |= {
-            name: (value,) for name, value in options.items() if name not in tried and name in has
-        }
+        tried = {name: values for name, values in TRIED.items() if name in has}
+        tried |= {name: (value,) for name, value in options.items()}
         if set(options) <= has:
             found += [
                 Contract(policy, tuple(zip(tried, values, strict=True)))

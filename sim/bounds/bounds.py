@@ -82,7 +82,7 @@ def lower_bounds(
     if not (loads_all(controller) and controller.payload.whole):
         must_load[:] = False
     item = workload.gate_site[needs.tick] * geometry.units + needs.expert
-    held = {key for key in slots.initial if key < geometry.plane}
+    held = set(slots.initial)
     first_keys = [geometry.key(0, site, 0) for site in range(geometry.sites)]
     least_bytes, least_slot = (
         min(map(geometry.bytes_of, first_keys)),
@@ -99,9 +99,10 @@ def lower_bounds(
     def fewest(link: int) -> int:
         """The fewest loads over ``link``."""
         room, there = kept_outside(controller, link)
-        more, inside = room // least_bytes, held | {key for key in there if key < geometry.plane}
-        over_there = over[must_load] + more if over.any() else over[must_load]
-        return fewest_loads(*requests, high_slots + more, inside, whole[must_load], over_there)
+        more = room // least_bytes
+        return fewest_loads(
+            *requests, high_slots + more, held | there, whole[must_load], over[must_load] + more
+        )
 
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
@@ -179,14 +180,12 @@ def _fewest_by_pool(
     needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
 ) -> int:
     """The fewest loads with this division into pools: ``fewest_loads`` summed over the pools."""
-    pool_of = np.array(slots.pool_of, np.int64)
-    pool = pool_of[item]
+    pool = np.array(slots.pool_of, np.int64)[item]
     total = 0
     for number, capacity in enumerate(slots.capacity_bytes):
         mine = pool == number
-        own = {key for key in held if pool_of[key] == number}
         fit = capacity // slots.geometry.slot_sizes[0]
-        total += fewest_loads(needs.tick[mine], item[mine], fit, own, whole[mine])
+        total += fewest_loads(needs.tick[mine], item[mine], fit, held, whole[mine])
     return total
 
 

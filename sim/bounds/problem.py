@@ -78,13 +78,14 @@ def work_of(
     needs = workload.needs
     cost = _cheapest_ns(workload, durations, permitted)
     np.add.at(compute, needs.tick + 1, cost)
-    least = np.full(gates + 1, np.iinfo(np.int64).max)
+    has_needs = np.zeros(gates + 1, np.bool_)
+    has_needs[needs.tick + 1] = True
+    least = np.full(gates + 1, cost.max(initial=0))
     np.minimum.at(least, needs.tick + 1, cost)
-    has_needs = np.bincount(needs.tick + 1, minlength=gates + 1) > 0
     if controller.loader.wait == "by_projection":
         # All but the last projection of a need may be computed before it has come whole.
         least[:] = 0
-    return Work(compute, np.where(has_needs, after + np.where(has_needs, least, 0), compute))
+    return Work(compute, np.where(has_needs, after + least, compute))
 
 
 def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted) -> Ints:
@@ -320,9 +321,7 @@ def _dense_blocks(
     requests take no bytes.
     """
     first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
-    count = gates - first if first else 0
-    size = min(controller.dense_bytes) if first else 0
-    none = np.zeros(count, np.int64)
-    load_ns = link_time_ns(durations, controller, size) if count else 0
-    gate = np.arange(gates - count, gates, dtype=np.int64)
-    return [Requests(gate, none, none + load_ns, none + NEVER, np.zeros(count, np.bool_))]
+    gate = np.arange(first if first else gates, gates, dtype=np.int64)
+    none = np.zeros(len(gate), np.int64)
+    load_ns = link_time_ns(durations, controller, min(controller.dense_bytes)) if first else NEVER
+    return [Requests(gate, none, none + load_ns, none + NEVER, none > none)]

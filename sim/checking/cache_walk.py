@@ -283,8 +283,8 @@ class CacheWalk:
         is_cut = fault is not None and fault.kind == BUDGET and fault.tick == tick
         if (self._overflows or is_cut) and min(slots.free_bytes) < 0:
             visited = {slots.pool_of[key] for key in self.keys[tick]}
-            is_all = is_cut or not self._trims_visited
-            for victim in slots.excess(range(len(self.pools)) if is_all else sorted(visited)):
+            pools = sorted(visited) if self._trims_visited else range(len(self.pools))
+            for victim in slots.excess(pools):
                 self._evict(victim)
                 if fault is None:
                     self.evictions.append((tick, victim))

@@ -212,8 +212,7 @@ class FaultSearch:
         """
         end = self._shown.tick
         for lost in self._suspects(True):
-            asked = self._asked_before(lost.key, lost.tick)
-            since = asked[-1] if asked else -1
+            asked, since = self._asked_before(lost.key, lost.tick), self._since(lost)
             for at in [at for at in asked[::-1] if at < end][:REFRESHES]:
                 was_there = self._walk.found[at][self._walk.keys[at].index(lost.key)]
                 kinds = (UNREFRESHED, LOST) if was_there else (LOST,)

@@ -42,12 +42,11 @@ def prepare(
     or that was made on sequences of the run.
     """
     requires = policy.requires
-    artefact = None
+    artefact, seen = None, 0
     if requires.fit is not None:
         artefact = find_artefact(requires.fit, section, workload, directory)
-    seen = 0
-    if artefact is not None and requires.fit is not None and requires.fit.learnt:
-        seen = _check_leakage(artefact, section, workload)
+        if artefact is not None and requires.fit.learnt:
+            seen = _check_leakage(artefact, section, workload)
     if requires.gate_inputs:
         _offer_gate_inputs(workload, directory)
     try:

@@ -48,5 +48,5 @@ def paging_of(swap: Swap, memory_bytes: int, model: Model, ledger: Ledger) -> Pa
         )
     blocks = tuple(map(model.block_bytes, range(model.sites)))
     rest = model.dense_bytes - sum(blocks)
-    page = max(1, round(swap.page_kib * 1024))
+    page = round(swap.page_kib * 1024)
     return Paging(page, room, blocks, rest, us(swap.in_us), us(swap.out_us))

@@ -166,7 +166,7 @@ class RoutingRule:
         if self.group is None:
             return choice
         groups = choice.reshape(len(choice), self.n_group, -1)
-        best = min(1 if self.group == "max" else 2, groups.shape[-1])
+        best = 1 if self.group == "max" else 2
         group_scores = np.sort(groups, axis=-1)[..., -best:].sum(-1)
         kept = np.zeros_like(group_scores, dtype=bool)
         np.put_along_axis(kept, _largest(group_scores, self.topk_group), True, axis=-1)

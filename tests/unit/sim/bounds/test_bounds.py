@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sim.bounds.bounds import RELAXATION, Bounds, lower_bounds
+from sim.bounds import bounds as bounds_module
+from sim.bounds.bounds import RELAXATION, Bounds, _link_ns, _why_no_belady, lower_bounds
 from sim.bounds.loads import fewest_loads
 from sim.bounds.problem import Permitted, problem_of, work_of
 from sim.bounds.relaxation import Problem, Requests, relaxed_ns
@@ -24,7 +26,7 @@ from sim.policies.predictors import NoPrediction
 from sim.policies.recency import LRU, Transient
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
-from sim.values.types import Geometry, HostCosts, Route
+from sim.values.types import Geometry, HostCosts, Place, Route
 from sim.workload.steps import Workload
 
 
@@ -457,3 +459,63 @@ def test_what_the_operating_system_may_keep_is_bound_by_its_rate() -> None:
     spent = simulate(controller(Fixed("fp16"), slots), told, paged).makespan_ns
     without = lower_bounds(told, plain, controller(Fixed("fp16"), slots), RELAXATION)
     assert found.lower_ns <= spent < without.lower_ns
+
+
+def test_only_links_slower_than_the_first_are_relaxed_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The largest of their bounds counts, whichever link it is of."""
+    hops = [{8: 100}, {8: 90}, {8: 100}, {8: 101}]
+    durations = FixedDurations((10, 20), 5, (7,), hops, (1,))
+    made = controller(Fixed("fp16"), 32, route=Route((1,) * 4, (0,) * 4))
+    monkeypatch.setattr(bounds_module, "problem_of", lambda *given: given[-1])
+    told: dict[int, int] = {0: 9000, 3: 7000}
+    seen: list[int] = []
+    found = []
+
+    def relaxed(link: int) -> int:
+        seen.append(link)
+        return told[link]
+
+    monkeypatch.setattr(bounds_module, "relaxed_ns", relaxed)
+    for told[0] in (9000, 5000):
+        found.append(lower_bounds(workload(), durations, made, RELAXATION).relaxed_ns)
+    assert (found, seen) == ([9000, 7000], [0, 3] * 2)
+
+
+def test_a_link_takes_its_transfers_times_and_nothing_for_none() -> None:
+    """Transfers of 8 B take 100, of 2 B 25; fewer gates than dense slots ask for no block."""
+    ways = [((1, 8), (0, 0)), ((2, 8), (1, 2)), ((0, 8), (0, 0)), ((-1, 3), (1, 2))]
+    assert [_link_ns(DURATIONS, 0, 1, way) for way in ways] == [100, 225, 0, 25]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"geometry.precisions": ("fp16", "int4")}, "variants of several sizes"),
+        ({"geometry.site_bytes": ((8, 6),)}, "variants of several sizes"),
+        (
+            {"placement.constant": Place.CPU},
+            "needs that may be computed elsewhere or not at all",
+        ),
+        ({"selector.reroutes": True}, "needs that other experts may serve"),
+        ({"payload.whole": False}, "accesses that move parts of a variant"),
+        ({"loader.staging_slots": 1}, "variants held outside the pools"),
+        ({"loader.retention": "after_batch"}, "variants held outside the pools"),
+        ({"spare_bytes": (0,).__getitem__}, "slots that shrink as keys and values grow"),
+    ],
+)
+def test_why_beladys_rule_does_not_apply(changes: dict[str, Any], why: str | None) -> None:
+    made: Any = SimpleNamespace(
+        geometry=SimpleNamespace(precisions=("fp16",), site_bytes=None),
+        placement=SimpleNamespace(constant=Place.LOAD),
+        selector=SimpleNamespace(reroutes=False),
+        payload=SimpleNamespace(whole=True),
+        loader=SimpleNamespace(staging_slots=0, retention="strict"),
+        spare_bytes=None,
+    )
+    for place, value in changes.items():
+        part, _, name = place.rpartition(".")
+        setattr(getattr(made, part) if part else made, name, value)
+    assert _why_no_belady(made) == why

@@ -18,27 +18,31 @@ from sim.values.types import SKIP, Geometry, Place
 NONE = np.zeros(0, np.int64)
 
 
-@pytest.mark.parametrize(("wait", "after"), [("all", [11, 63, 14]), ("by_projection", [11, 23, 7])])
+@pytest.mark.parametrize(
+    ("wait", "after"), [("all", [11, 63, 40, 10]), ("by_projection", [11, 23, 33, 10])]
+)
 def test_of_a_need_that_is_computed_as_it_comes_nothing_must_follow_its_arrival(
     wait: str, after: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two gates: dense work of 10 and 20, a tail of 5; needs of 100 and 40 at one, 7 at the other."""
+    """Three gates: dense work of 10, 20 and 30, a tail of 5; needs of 100 and 40 at the first gate,
+    of 7 at the second, and none at the last.
+    """
     monkeypatch.setattr(problem, "_cheapest_ns", lambda *words: np.array([100, 40, 7]))
     workload: Any = SimpleNamespace(
-        num_gates=2,
-        steps=[SimpleNamespace(sites=(0, 1))],
+        num_gates=3,
+        steps=[SimpleNamespace(sites=(0, 1)), SimpleNamespace(sites=(2,))],
         needs=SimpleNamespace(tick=np.array([0, 0, 1])),
     )
     durations: Any = SimpleNamespace(
         host=SimpleNamespace(sync_ns=1, post_ns=2, issue_ns=3),
-        dense_ns=lambda step: [10, 20],
-        tail_ns=lambda step: 5,
+        dense_ns=lambda step: [10, 20, 30],
+        tail_ns=lambda step: 0 if step.sites == (0, 1) else 5,
     )
     controller: Any = SimpleNamespace(
         placement=SimpleNamespace(constant=Place.LOAD), loader=SimpleNamespace(wait=wait)
     )
     found = work_of(workload, durations, controller, Any)  # type: ignore[arg-type]
-    assert found.compute_ns.tolist() == [11, 166, 17]
+    assert found.compute_ns.tolist() == [11, 166, 43, 10]
     assert found.after_ns.tolist() == after
 
 
@@ -153,6 +157,30 @@ def test_what_may_be_on_its_way_beside_that(settings: dict[str, Any], most: int)
 
 
 @pytest.mark.parametrize(
+    ("link", "capacity", "passes"),
+    [(0, [280, 310, 370, 350, 290], False), (1, [330, 360, 420, 400, 340], True)],
+)
+def test_room_is_for_what_is_resident_on_its_way_and_in_a_tier_inside_the_link(
+    link: int, capacity: list[int], passes: bool
+) -> None:
+    """40 B of slots beside what both sites asked for last; 240 B on their way; a tier of 50 B."""
+    controller = machine(
+        pools=3,
+        retention="until_next_visit",
+        ram=SimpleNamespace(link=1, capacity_bytes=(20, 30), initial=[]),
+        placement=SimpleNamespace(constant=Place.CPU),
+    )
+    controller.route.ram_link = 2
+    compute, after = np.arange(6), np.arange(6) // 2
+    nobody: Any = None
+    work = problem.Work(compute, after)
+    found = problem.problem_of(FIVE_GATES, nobody, controller, work, nobody, link)
+    assert found.capacity_bytes.tolist() == capacity
+    assert (found.passes, len(found.requests.gate)) == (passes, 0)
+    assert (found.compute_ns.tolist(), found.after_ns.tolist()) == ([*range(6)], [0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
     ("settings", "stay"),
     [
         ({}, [False, False, True, False]),
@@ -261,3 +289,12 @@ def test_a_layer_is_what_a_precision_has_beyond_the_lower_one() -> None:
         "kept_from": [NEVER, 2],
         "holds": [True] * 2,
     }
+
+
+def test_only_where_engines_work_at_once_are_latencies_hidden() -> None:
+    """50 B take 7 and 100 ns; of two engines of link 0 one waits while the other copies."""
+    durations: Any = SimpleNamespace(
+        latency_ns=lambda link: 7, hop_ns=lambda link, size: 7 + 2 * size, lanes=lambda link: None
+    )
+    found = [problem.link_time_ns(durations, machine(), 50, link) for link in (0, 1)]
+    assert found == [100, 107]

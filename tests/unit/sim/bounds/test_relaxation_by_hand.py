@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from sim.bounds import relaxation
 from sim.bounds.relaxation import (
     EPSILON,
     NEVER,
@@ -12,6 +16,7 @@ from sim.bounds.relaxation import (
     Problem,
     Requests,
     _Prices,
+    _Search,
     relaxed_ns,
 )
 
@@ -118,3 +123,45 @@ def test_of_the_bound_the_most_that_rounding_may_have_added_is_taken_off() -> No
     exact = found.bound(weights, price, cheapest)
     assert exact == pytest.approx(-0.5)
     assert (-0.5 - exact) / EPSILON == pytest.approx(4 * 3 * (1.5 + 6 + 4 + 3), rel=0.01)
+
+
+def test_a_search_has_rounds_by_the_size_of_its_problem_and_begins_at_the_price_of_a_usual_stay() -> (
+    None
+):
+    """24 million over gates and requests, from 80 to 600, in four stages."""
+
+    def search(gates: int, requests: int, span: int | None = 4) -> tuple[int, float]:
+        gate = np.arange(requests)
+        told: Any = SimpleNamespace(
+            gates=gates,
+            gate=gate,
+            kept_from=gate + 1 - (span or 0),
+            can_keep=np.full(requests, span is not None),
+        )
+        found = _Search(told)
+        return found.rounds, found.first_price
+
+    assert search(100_000, 20_000) == (50, 0.25)
+    assert search(4, 4, span=0) == (150, 1.0)
+    assert search(10**6, 10, span=None) == (20, 1.0)
+
+
+def test_a_search_takes_the_same_steps_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three experts in turn, of two sizes, through 140 gates: every constant of the search counts.
+
+    No cache of 20 B holds all of them. What is not computed is loaded: the bound is above either.
+    """
+    monkeypatch.setattr(relaxation, "ROUNDS", (40, 40))
+    gate = np.arange(140)
+    requests = Requests(
+        gate,
+        np.where(gate % 3 == 1, 20, 10),
+        np.where(gate % 3 == 1, 630, 300),
+        np.where(gate < 3, NEVER, gate - 2),
+        gate % 4 == 0,
+    )
+    compute = 40 + np.arange(141) % 5 * 30
+    search = _Search(_Prices(Problem(compute, compute // 2, np.full(140, 20), requests)))
+    bound = search.best()
+    assert compute.sum() < bound == 36_318 < compute.sum() + requests.load_ns.sum()
+    assert search._best == pytest.approx(57.64896353452173, rel=1e-8), "in loads of 630 ns"

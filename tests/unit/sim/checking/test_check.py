@@ -36,22 +36,23 @@ def write(
     sizes: object = None,
     lookups: Sequence[int] = LOOKUPS,
     prompt: int = 1,
+    sites: int = 1,
 ) -> Path:
-    """One site, five experts of 10 B, one choice a token; the site is layer 2 of its model. The
-    first ``prompt`` lookups are one batch.
+    """Five experts of 10 B, one choice a token and site; the first site is layer 2 of its model.
+    The first ``prompt`` tokens are one batch of each site. Lookups are by token, then site.
     """
-    shape = ModelShape("tiny", "none", 1, 5, 1, 8, 8)
-    base = synthesize(
-        shape, tokens=len(lookups) - prompt, sequences=1, prompt_tokens=prompt, lookahead=0
-    )
-    ids = np.array(lookups, np.int16).reshape(-1, 1, 1)
-    trace = type(base)(**{**vars(base), "ids": ids})
+    shape = ModelShape("tiny", "none", sites, 5, 1, 8, 8)
     count = len(lookups)
+    base = synthesize(
+        shape, tokens=count // sites - prompt, sequences=1, prompt_tokens=prompt, lookahead=0
+    )
+    ids = np.array(lookups, np.int16).reshape(-1, sites, 1)
+    trace = type(base)(**{**vars(base), "ids": ids})
     columns: dict[str, Any] = {
-        "site": [0] * count,
-        "step": base.step.tolist(),
-        "sequence": base.sequence.tolist(),
-        "position": base.position.tolist(),
+        "site": [*range(sites)] * (count // sites),
+        "step": base.step.repeat(sites).tolist(),
+        "sequence": base.sequence.repeat(sites).tolist(),
+        "position": base.position.repeat(sites).tolist(),
         "slot": [0] * count,
         "expert": list(lookups),
         "resident": list(BY_LRU),
@@ -65,7 +66,10 @@ def write(
         columns, schema={name: COLUMNS.get(name, pl.Int64) for name in columns}
     ).write_parquet(stream)
     rows = (
-        [{"site": 0, "layer": LAYER, "expert_bytes": 10, "dense_bytes": 0}]
+        [
+            {"site": site, "layer": LAYER + site, "expert_bytes": 10, "dense_bytes": 0}
+            for site in range(sites)
+        ]
         if sizes is None
         else sizes
     )

@@ -24,7 +24,7 @@ from sim.checking.cache_walk import (
     Difference,
     Fault,
 )
-from sim.checking.fault_search import FLAG, FaultSearch, _Spent
+from sim.checking.fault_search import FLAG, Explanation, FaultSearch, Found, _Spent
 from sim.traces.residency_log import read_log
 from unit.sim.checking.test_check import write
 
@@ -87,6 +87,49 @@ def test_a_walk_finds_what_a_replay_finds_and_comes_back_from_every_checkpoint(
         assert walk.first_difference(Fault(BUDGET, tick)) == first
 
 
+@pytest.mark.parametrize(
+    ("retention", "stays"), [("strict", False), ("after_batch", False), ("until_next_visit", True)]
+)
+def test_what_a_batch_left_over_its_pool_goes_with_the_next_batch_or_at_the_next_visit(
+    tmp_path: Path, retention: str, stays: bool
+) -> None:
+    """Two sites with a pool of two slots each. The prompt asks the first for A, B and C, then the
+    second for A alone; a token asks both for A.
+    """
+
+    def change(columns: dict[str, Any]) -> None:
+        columns.update(resident=[False] * 8, loaded_bytes=[10] * 8)
+
+    options = ("initial", "empty"), ("scope", "site"), ("retention", retention)
+    log = read_log(write(tmp_path, change, lookups=[A, A, B, A, C, A, A, A], prompt=3, sites=2))
+    replayer, contract = Replayer(log), Contract("lru", options)
+    replay = replayer.replay(contract, 40)
+    if retention == "strict":
+        with pytest.raises(ValueError, match=f"^{WAVES}$"):
+            CacheWalk(replayer, contract, 40, replay)
+        return
+    walk = CacheWalk(replayer, contract, 40, replay)
+    assert walk.found == [[False] * 3, [False], [stays], [True]]
+    assert walk.evictions == [*([] if stays else [(1, A)]), (2, B)]
+
+
+def test_a_cache_that_holds_the_same_but_remembers_otherwise_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three slots. A was not refreshed at step 3: it is older than B, and D goes in for it.
+
+    Before step 6, where a checkpoint is, the slots are what they are without the fault.
+    """
+    monkeypatch.setattr("sim.checking.cache_walk.STRIDE", 2)
+    flags = [False, False, False, True, True, True, False, True]
+    walk = walk_of(tmp_path, [A, B, C, A, C, C, D, A], flags, budget=30)
+    assert walk.first_difference(Fault(UNREFRESHED, 3, A)) == Difference(7, A, False)
+    # A fault of nothing at step 1 is over at step 4, where the next checkpoint behind it is.
+    before = walk.walked
+    assert walk.first_difference(Fault(BUDGET, 1)) is None
+    assert walk.walked == before + 4
+
+
 def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
     assert walk_of(tmp_path, ASKED, RIGHT).evictions == [(3, B), (5, C)]
 
@@ -110,8 +153,9 @@ def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
 def test_a_fault_shows_where_it_does_by_hand(
     tmp_path: Path, fault: Fault, first: Difference | None
 ) -> None:
-    found = walk_of(tmp_path, ASKED, RIGHT).first_difference(fault)
-    assert found == first
+    walk = walk_of(tmp_path, ASKED, RIGHT)
+    assert walk.first_difference(fault) == first
+    assert walk.evictions == [(3, B), (5, C)], "those without a fault"
 
 
 # Contracts: C139
@@ -122,19 +166,23 @@ def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_g
     was just dropped.
     """
     flags = [False, False, True, False, False, False, True]
-    found = explained(walk_of(tmp_path, ASKED, flags))
-    assert (VICTIM, 3, 3, A, B) in found
-    assert (UNREFRESHED, 2, 2, A, -1) in found
-    assert (LOST, 2, 2, A, -1) in found
-    assert (PINNED, 0, 3, -1, B) not in found
+    faults = (
+        Fault(UNREFRESHED, 2, A),
+        Fault(LOST, 2, A),
+        Fault(VICTIM, 3, A, B),
+        Fault(LOST, 3, A),
+    )
+    assert FaultSearch(walk_of(tmp_path, ASKED, flags)).search() == Found(
+        tuple(Explanation(fault.kind, fault, fault, since=2, shown=4) for fault in faults), True
+    )
 
 
 def test_an_expert_that_is_never_evicted_is_told_of(tmp_path: Path) -> None:
     """B stays for good: from step 3 on one slot is left for the rest."""
     flags = [False, False, True, False, False, False, True]
-    found = explained(walk_of(tmp_path, [A, B, A, C, A, D, B], flags))
-    assert (PINNED, 1, 3, -1, B) in found
-    assert not any(kind in (UNREFRESHED, LOST, VICTIM) for kind, *_ in found)
+    first, last = (Fault(PINNED, tick, other=B) for tick in (1, 3))
+    walk = walk_of(tmp_path, [A, B, A, C, A, D, B], flags)
+    assert FaultSearch(walk).search() == Found((Explanation(PINNED, first, last, 1, 6),), True)
 
 
 def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_have_been(
@@ -146,6 +194,36 @@ def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_hav
     flags = [False, False, True, False, False, False, False]
     found = explained(walk_of(tmp_path, ASKED, flags))
     assert {(first, last) for kind, first, last, *_ in found if kind == BUDGET} == {(2, 3)}
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+@pytest.mark.parametrize(
+    ("asked", "flags", "budget", "change", "until"),
+    [
+        # C should have gone in for A at step 2: a third slot was there by then.
+        ([A, B, C, A], [False, False, False, True], 20, 10, 1),
+        # A should have stayed at step 2: two of three slots were left by then.
+        ([A, B, C, A], [False] * 4, 30, -10, 2),
+    ],
+)
+def test_a_slot_more_or_less_is_told_with_when_that_may_have_been(
+    tmp_path: Path,
+    policy: str,
+    asked: list[int],
+    flags: list[bool],
+    budget: int,
+    change: int,
+    until: int,
+) -> None:
+    contract = Contract(policy, (("initial", "empty"), ("retention", "strict")))
+    walk = walk_of(tmp_path, asked, flags, contract, budget)
+    first, last = (Fault(BUDGET, tick, change_bytes=change) for tick in (0, until))
+    tried: list[int] = []
+    search = FaultSearch(walk)
+    explains = search._last_span
+    search._last_span = lambda faults: tried.append(faults[0].change_bytes) or explains(faults)  # type: ignore[method-assign,func-returns-value]
+    assert list(search._budgets()) == [Explanation(BUDGET, first, last, -1, 3)]
+    assert tried == ([change] if policy == "lru" else [-10, 10])
 
 
 def test_who_went_in_whose_place_is_told_where_one_of_many_evictions_was_wrong(
@@ -297,7 +375,12 @@ def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path:
     ("count", "right", "span", "first_tried"),
     [
         # The last, the first, then every tenth.
-        (101, range(50, 56), (50, 55), [100, 0, 10, 20, 30, 40, 50]),
+        (
+            101,
+            range(50, 56),
+            (50, 55),
+            [100, *range(0, 60, 10), 41, 45, 47, 48, 49, 99, 74, 62, 56, 53, 54, 55],
+        ),
         (101, range(101), (0, 100), [100]),
         (101, range(91, 100), None, [100, *range(0, 91, 10)]),
         (3, range(1, 2), (1, 1), [2, 0, 1]),

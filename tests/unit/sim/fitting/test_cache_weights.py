@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 from rich.progress import Progress
 
+from sim import fit as fit_command
 from sim.fit import calibrate, main
-from sim.fitting.cache_weights import fit_weights, miss_penalty, override, simplex
+from sim.fitting.cache_weights import Fit, fit_weights, miss_penalty, override, simplex
+from sim.process.progress import Shown
 from sim.setup.execute import execute
 
 TERMS = ("lru", "lfu", "lhu", "fld")
@@ -55,7 +58,14 @@ def test_points_are_ranked_by_what_they_cost_and_equal_ones_stay_in_order() -> N
 def test_the_penalty_of_a_run_is_that_of_its_summary(precision: str) -> None:
     """The summary counts it from tables of lookups, this from the controller's columns."""
     words = [f"precision={precision}", "trace.max_sequences=1"]
-    run, fit = calibrate([*words, "step=1"], Progress(disable=True))
+    progress = Progress(disable=True)
+    run, fit = calibrate([*words, "step=1"], progress)
+    (task,) = progress.tasks
+    assert (task.description, task.total, task.completed) == (
+        "calibrating: points of the grid",
+        4,
+        4,
+    )
     summary = execute(run).summary
     assert summary["lookups"]["miss"] > 100
     assert miss_penalty(run.controller, run.workload) == pytest.approx(
@@ -101,3 +111,43 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
     assert told.err.startswith("fit: ")
     assert message in told.err
     assert not told.out
+
+
+def test_a_calibration_is_told_by_its_best_points_and_how_flat_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of six points three cost at most 1.01 times the best; the first five are shown."""
+    points = tuple({"lru": place / 8, "fld": 1 - place / 8} for place in range(6))
+    found = Fit(points, (0.2, 0.201, 0.202, 0.2021, 0.5, 0.75))
+    header = SimpleNamespace(name="t")
+    run = SimpleNamespace(
+        workload=SimpleNamespace(sequences=[4, 5, 6], trace=SimpleNamespace(header=header))
+    )
+    monkeypatch.setattr(fit_command, "calibrate", lambda words, progress: (run, found))
+    monkeypatch.setattr(fit_command, "labels_of", lambda *given: given)
+    monkeypatch.setattr(fit_command, "told", lambda labels: [f"note of {len(labels)}"])
+    with Shown() as progress:
+        lines = fit_command.fit_cache([], progress)
+    assert lines == [
+        "3 fit sequences of t, 6 points; 3 cost at most 1 % more than the best, the worst costs"
+        " 0.7500",
+        "  0.2000  cache.weights={lru:0,fld:1}",
+        "  0.2010  cache.weights={lru:0.125,fld:0.875}",
+        "  0.2020  cache.weights={lru:0.25,fld:0.75}",
+        "  0.2021  cache.weights={lru:0.375,fld:0.625}",
+        "  0.5000  cache.weights={lru:0.5,fld:0.5}",
+        "note of 1",
+        "cache.weights={lru:0,fld:1}",
+    ]
+
+
+def test_twenty_parts_are_the_finest_grid() -> None:
+    assert list(simplex(1, ("a", "b"))) == [{"a": 0, "b": 1}, {"a": 1, "b": 0}]
+    finest = list(simplex(0.05, ("a", "b")))
+    assert (len(finest), finest[1]) == (21, {"a": 0.05, "b": 0.95})
+    for step in (1 / 21, 2):
+        with pytest.raises(
+            ValueError,
+            match=rf"^step={step:g} must divide 1 into 1 to 20 parts, such as 0\.1 or 0\.25$",
+        ):
+            list(simplex(step, ("a", "b")))

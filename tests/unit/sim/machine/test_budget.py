@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from helpers.round_machine import machine, small
 from sim.answers.comparison import check_comparable, conditions_of
 from sim.answers.whatif_questions import QUESTIONS
-from sim.machine.budget import Budget, make_geometry
+from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
+from sim.machine.link_parts import Unpack
 from sim.machine.model import Model
 from sim.study.trials import prepared
-from sim.values.types import CapacityError
+from sim.values.types import CapacityError, Geometry
 
 GIB = 2**30
 FEW = ("trace.max_sequences=1", "workload.decode_tokens=2", "outputs=summary")
@@ -63,11 +67,7 @@ def test_a_share_of_whole_slots_loses_none_to_rounding() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "slots_gib=0",
-        "slots_gib=-2",
         "slots_gib=much",
-        "slots_gib=10000000",
-        "resident_share=0",
         "resident_share=2",
     ],
 )
@@ -127,3 +127,120 @@ def test_a_geometry_knows_the_numbers_of_its_layers(
     geometry = make_geometry(model, ("fp16",), Budget(1.0))
     assert geometry.layers == layers
     assert tuple(map(geometry.layer_of, range(3))) == layers
+
+
+def test_a_budget_takes_the_ends_of_its_range_and_nothing_beyond() -> None:
+    for share in (1e-9, 1):
+        assert Budget(share).resident_share == share
+    for given_gib in (1e-9, 1e6):
+        assert Budget(0.5, given_gib).slots_gib == given_gib
+    words = "must be above 0 and at most 1: a share of all experts' bytes"
+    for share in (0, 1.001):
+        with pytest.raises(ValueError, match=rf"^budget\.resident_share={share} {words}$"):
+            Budget(share)
+    with pytest.raises(
+        ValueError,
+        match=r"^budget\.slots_gib=0 must be above 0: GiB for expert slots; null: a resident_share$",
+    ):
+        Budget(0.5, 0)
+    with pytest.raises(ValueError, match=r"^budget\.slots_gib=1000001 must be from 0 to 1e\+06; g"):
+        Budget(0.5, 1_000_001)
+
+
+# Contracts: C83
+def test_a_geometry_has_the_sizes_of_its_variants_and_half_of_all_experts_bytes() -> None:
+    """Three experts of a site have weights: 9 of 768 B. Keys count five places a site, the fourth
+    of an expert without weights; (int4, site 2, expert 0) does not exist.
+    """
+    found = make_geometry(
+        small(null_experts=1),
+        ("fp16", "int4"),
+        Budget(0.5),
+        frozenset({(1, 2, 0)}),
+        recorded={"int4": (192, 192, 192)},
+        device_of=(0,) * 15,
+    )
+    assert found == Geometry(
+        3,
+        4,
+        2,
+        ("fp16", "int4"),
+        (16.0, 4.0),
+        (768, 192),
+        9 * 768 // 2,
+        missing=frozenset({3, 8, 13, 18, 23, 28, 25}),
+        null_experts=1,
+        layers=(0, 1, 2),
+        device_of=(0,) * 15,
+    )
+    assert all_slot_bytes(found) == 9 * 768
+
+
+@pytest.mark.parametrize(
+    ("given", "variants", "by_site", "held", "all_bytes"),
+    [
+        # Recorded sizes that differ, of the lower precision or of the higher one.
+        (
+            {"recorded": {"int4": (192, 200, 190)}},
+            (384, 200),
+            ((384,) * 3, (192, 200, 190)),
+            (),
+            12 * 384,
+        ),
+        (
+            {"recorded": {"int8": (380, 390, 385)}},
+            (390, 192),
+            ((380, 390, 385), (192,) * 3),
+            (),
+            4 * (380 + 390 + 385),
+        ),
+        # What a store has replaces them all, and slots hold it as it is.
+        (
+            {"stored_bytes": (400, 210), "recorded": {"int4": (1, 2, 3)}, "held_bits": 16.0},
+            (400, 210),
+            None,
+            (),
+            12 * 400,
+        ),
+        # Slots hold 8 bits of each weight, or 16, and never less than what moves.
+        ({"held_bits": 4.0}, (384, 192), None, (), 12 * 384),
+        ({"held_bits": 8.0}, (384, 192), None, (384, 384), 12 * 384),
+        ({"held_bits": 16.0}, (384, 192), None, (768, 768), 12 * 768),
+        (
+            {"held_bits": 8.0, "recorded": {"int8": (500, 390, 385)}},
+            (500, 192),
+            ((500, 390, 385), (192,) * 3),
+            (500, 384),
+            12 * 500,
+        ),
+    ],
+    ids=str,
+)
+def test_slots_have_the_sizes_of_a_store_of_a_record_or_of_what_is_written_out(
+    given: dict[str, Any],
+    variants: tuple[int, ...],
+    by_site: tuple[tuple[int, ...], ...] | None,
+    held: tuple[int, ...],
+    all_bytes: int,
+) -> None:
+    found = make_geometry(small(), ("int8", "int4"), Budget(1), **given)
+    assert (found.variant_bytes, found.site_bytes, found.held_bytes, found.capacity_bytes) == (
+        variants,
+        by_site,
+        held,
+        all_bytes,
+    )
+    assert all_slot_bytes(found) == all_bytes
+
+
+def test_slots_hold_what_the_system_or_a_link_writes_out() -> None:
+    first, second = machine().links
+    unpacking = machine(links=(first, replace(second, unpack=Unpack(1.0, 8.0))))
+    found = [
+        held_bits(name, on) for name in (None, "int4", "fp16") for on in (machine(), unpacking)
+    ]
+    assert found == [0, 8, 4, 8, 16, 16]
+    with pytest.raises(
+        ValueError, match=r"^unknown precision\.held='int3'; known: fp32, .*, floe, or null$"
+    ):
+        held_bits("int3", machine())

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sim.machine.devices import SPLITS, Device, Devices, Peer, device_of, each_alone, route_of
+from sim.machine.devices import (
+    SPLITS,
+    Device,
+    Devices,
+    Peer,
+    device_of,
+    each_alone,
+    faster,
+    route_of,
+)
 from sim.machine.hardware import Compute, Hardware
 from sim.machine.link import Link
+from sim.machine.link_parts import Pages, Reads
 from sim.machine.model import Model
 from sim.machine.parts import SharedMemory
+from sim.values.types import Route
 from sim.verbs import asking
 from sim.verbs.names import names
 
@@ -37,15 +49,20 @@ def machine(**given: Any) -> Hardware:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"count": 1}, "count=1 must be .*>= 2"),
-        ({"count": 17}, "from 2 to 16"),
         ({"split": "rows"}, "split='rows'; allowed: layers, slices, copies, owners"),
         ({"links": "both"}, "links='both'; allowed: own, shared"),
         ({"peer": None}, "peer=None must be a section"),
         ({"shares": [1]}, r"shares=\[1\] must be 2 numbers above 0"),
-        ({"shares": [1, 0]}, "numbers above 0"),
-        ({"split": "slices", "shares": [1, 1]}, "takes equal devices"),
-        ({"others": {"a": None, "b": None}}, "the first device is the machine's own"),
+        ({"shares": [1, 0]}, r"shares=\[1, 0\] must be 2 numbers above 0, one for each device, or"),
+        ({"shares": [1, 1e6]}, "must be 2 numbers above 0"),
+        ({"shares": [1, "1"]}, "must be 2 numbers above 0"),
+        ({"others": None}, r"others has 0 devices of hardware\.devices\.count=2; the first device"),
+        ({"split": "slices", "shares": [1, 1]}, "split=slices takes equal devices: set shares="),
+        ({"split": "copies", "others": {"a": None}}, "split=copies takes equal devices"),
+        (
+            {"others": {"a": None, "b": None}},
+            r"others has 2 devices of .*\.count=2; the first device",
+        ),
     ],
 )
 def test_a_section_that_cannot_be_is_refused_with_its_key(given: dict[str, Any], told: str) -> None:
@@ -193,3 +210,81 @@ def test_experts_by_use_are_those_that_have_weights() -> None:
     owners = devices(split="owners", order="use", ranked=ranked).owner_of(model(2, null_experts=2))
     first, rest = (0, 0, 0, 1, 1, 1), (0, 0, 0)
     assert owners == (first + rest) * 2
+
+
+def test_of_devices_without_a_layer_or_an_expert_the_first_is_told_with_all_shares() -> None:
+    """Two of three devices have a thousandth; or there are fewer layers and experts than devices."""
+    little, two = (1, 1e-3, 1e-3), replace(model(2), experts=2)
+    for shares, of, told in (
+        (little, model(), "[1, 0.001, 0.001] leaves device 1 of 3 without {}"),
+        ((), two, "[1, 1, 1] leaves device 2 of 3 without {}"),
+    ):
+        sizes = (
+            f"a layer with experts of m ({of.sites} sites)",
+            f"an expert of m ({of.stored_experts} a layer)",
+        )
+        found = devices(count=3, shares=shares), devices(count=3, shares=shares, split="owners")
+        for kind, ask, size in zip(
+            found, (found[0].device_of, found[1].owner_of), sizes, strict=True
+        ):
+            assert kind.count == 3
+            text = (
+                f"hardware.devices.shares={told.format(size)}; give it a larger share, or set"
+                " hardware.devices.count"
+            )
+            with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+                ask(of)
+
+
+# Contracts: C156
+def test_each_slots_expert_is_on_all_devices_that_have_copies() -> None:
+    assert [devices(split=split).copies for split in SPLITS] == [1, 1, 2, 1]
+    assert [machine(devices=devices(split=split)).copies for split in SPLITS] == [1, 1, 2, 1]
+    assert (machine(devices=None).copies, devices().state_bits) == (1, 16)
+    assert [devices(split=split).is_dealt for split in SPLITS] == [True, False, False, True]
+
+
+def test_each_other_device_is_a_machine_of_its_own_figures_behind_a_link_of_the_same_name() -> None:
+    slow = Device(
+        4.0, 0.1, replace(COMPUTE, memory_gb_per_s=10.0), replace(LINK, engines=3, name="x")
+    )
+    first, last = each_alone(machine(devices=devices(others={"slow": slow})))
+    assert first == machine(devices=None)
+    assert last == replace(
+        first,
+        memory_gib=4.0,
+        reserved_gib=0.1,
+        compute=slow.compute,
+        links=(replace(LINK, engines=3),),
+    )
+    route = route_of(machine(devices=devices(others={"slow": slow})), model(4))
+    assert route == Route((1, 3), (0, 0), link_of=(0,) * 27 + (1,) * 9)
+
+
+def test_a_part_of_a_device_has_a_part_of_the_time() -> None:
+    twice = faster(COMPUTE, 2)
+    assert twice == replace(COMPUTE, peak_tflops=200.0, memory_gb_per_s=2000.0)
+
+
+def test_what_does_not_go_with_several_devices_is_told_with_its_value() -> None:
+    """What divides a transfer beside its bytes does not go with devices in step."""
+    reads = replace(LINK, reads=Reads(4096, 1, 9.0))
+    for links, split, told in (
+        ((replace(LINK, slot_us=1.5),), "layers", "links.pcie.slot_us (1.5)"),
+        ((LINK, replace(LINK, name="drive")), "owners", "links (pcie, drive)"),
+        ((replace(LINK, engines=2),), "copies", "links.pcie.engines (2)"),
+        ((reads,), "slices", "links.pcie.reads (given)"),
+    ):
+        text = (
+            f"hardware.{told} does not go with hardware.devices (split={split}); leave it out, or"
+            " set hardware.devices=null"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            machine(links=links, devices=devices(split=split))
+    machine(links=(reads,), devices=devices(split="layers"))
+    machine(links=(replace(LINK, engines=2),), devices=devices(split="owners"))
+    wrong = replace(LINK, page_cache=Pages(1.0, 9.0))
+    with pytest.raises(
+        ValueError, match=r"^hardware\.links\.pcie\.page_cache \(given\) does not go"
+    ):
+        machine(devices=devices(others={"other": Device(4.0, 0.1, COMPUTE, wrong)}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.machine.durations import FixedDurations
+from sim.machine.durations import FixedDurations, least_hop_ns
 from sim.values.types import HostCosts, Step
 
 STEP = Step(0, 0, 1, (0,), 1, True, (), ())
@@ -31,3 +31,19 @@ def test_fixed_durations_of_several_links_are_by_link() -> None:
         30,
         2,
     )
+
+
+def test_a_service_takes_the_least_of_a_read_and_of_what_the_page_cache_may_keep() -> None:
+    class Paged(FixedDurations):
+        def page_cache_bytes(self, link: int) -> int:
+            return 50 if link else 0
+
+        def kept_ns(self, link: int, moved_bytes: int) -> int:
+            return 5 * moved_bytes
+
+    hops = [{1: 7, 2: 9}] * 2
+    for made, times in (
+        (FixedDurations([1], 1, [1], hops), [7, 9, 7, 9]),
+        (Paged([1], 1, [1], hops), [7, 9, 5, 9]),
+    ):
+        assert [least_hop_ns(made, link, size) for link in (0, 1) for size in (1, 2)] == times

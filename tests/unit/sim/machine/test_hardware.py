@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 
+from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, Contention
+from sim.machine.devices import Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
-from sim.machine.parts import Host, Ram, Swap
+from sim.machine.measured import Measured
+from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import HostCosts, Route
@@ -320,3 +325,94 @@ def test_on_unified_memory_there_is_one_link_from_storage() -> None:
 def test_a_swap_out_of_its_range_is_refused_with_its_key(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"hardware\.swap\.{key}"):
         Swap(**({"gib": 1.0, "page_kib": 4.0, "in_us": 1.0, "out_us": 1.0} | {key: value}))
+
+
+TWO = Devices(2, "layers", Peer(10.0, 3.0))
+PACE = (
+    "engines with a pace of their own are of one device, and nobody slows them; leave out one or"
+    " the other"
+)
+
+
+def test_parties_that_slow_each_other_keep_a_part_of_their_pace_in_millionths() -> None:
+    """Three times as long is a third of the pace; once as long is no rival at all."""
+    slowed = {"compute": {"pcie": 3.0, "cpu": 1}, "pcie": {"cpu": 1.6}}
+    hardware = machine(beside=slowed, cpu=cpu())
+    kept = {(COMPUTE, FIRST_LINK): 333_333, (FIRST_LINK, CPU): 625_000}
+    shared = SharedMemory(50.0, ("compute", "pcie"), "as_drawn")
+    drawing = replace(hardware, shared_memory=shared)
+    # The device draws 200 x 0.5 GB/s, the link 10 x 0.5.
+    draws = {COMPUTE: 1e11, FIRST_LINK: 5e9}
+    for found, expected in (
+        (hardware.contention, Contention(1, kept)),
+        (drawing.contention, Contention(1, kept, 5e10, draws)),
+    ):
+        assert found is not None
+        assert vars(found) == vars(expected)
+    always = replace(shared, slows="always")
+    assert machine(shared_memory=always).contention is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"beside": {"nvme": {"cpu": 2}}}, "beside has nvme; those of m are compute, pcie"),
+        (
+            {"beside": {"pcie": {"cpu": 2, "x": 2}}},
+            "beside.pcie has cpu, x; those of m are compute, pcie",
+        ),
+        (
+            {"shared_memory": SharedMemory(9.0, ("cpu", "pcie"))},
+            "shared_memory.parties has cpu; those of m are compute, pcie",
+        ),
+        (
+            {"forecasting": Forecasting("cpu")},
+            "forecasting.on=cpu, but hardware m has no cpu section",
+        ),
+        (
+            {"measured": Measured(copy_us={"z": [[1, 1.0]], "a": [[1, 1.0]]})},
+            "measured.copy_us has a, z; the links of m are pcie",
+        ),
+        (
+            {"links": {"pcie": link(), "nvme": link(slot_us=1.5)}},
+            "links.nvme.slot_us=1.5: slots are the device's, where pcie ends; give it there",
+        ),
+        (
+            {
+                "links": {"pcie": link(wake_us=2.0)},
+                "beside": {"pcie": {"compute": 1.5}},
+            },
+            f"links.pcie.wake_us=2.0 of m does not go with hardware.beside and shared_memory: {PACE}",
+        ),
+        (
+            {"links": {"pcie": link(wake_us=2.0)}, "devices": TWO},
+            f"links.pcie.wake_us=2.0 of m does not go with hardware.devices: {PACE}",
+        ),
+        (
+            {"swap": Swap(1.0, 4.0, 1.0, 1.0), "devices": TWO},
+            "swap of m is of one device; set hardware.swap=null, or hardware.devices=null",
+        ),
+        (
+            {"ram": Ram(1.0, "pcie")},
+            "ram.filled_by='pcie' must be a link that ends in RAM: this machine has none (a single"
+            " link ends at the device); set ram to null",
+        ),
+    ],
+    ids=str,
+)
+def test_parts_that_do_not_go_together_are_told_in_full(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^hardware.{re.escape(told)}$"):
+        machine(**changes)
+
+
+def test_what_an_option_needs_is_enough() -> None:
+    both = {"beside": {"pcie": {"cpu": 2}}, "forecasting": Forecasting("cpu"), "cpu": cpu()}
+    found = machine(shared_memory=SharedMemory(9.0, ("cpu", "pcie")), **both)
+    assert [found.predicts_later(sites) for sites in (0, 1)] == [False, True]
+    assert machine(prediction_us=1.0).predicts_later(0)
+    on = machine(
+        forecasting=Forecasting("compute"), measured=Measured(copy_us={"pcie": [[1, 9.0]]})
+    )
+    assert (on.predicts_later(1), on.hop_ns(0, 1)) == (False, 9_000)
+    assert machine(links={"pcie": link(slot_us=1.5)}).links[0].slot_us == 1.5
+    assert machine().unpinned().links[0].efficiency == 0.25

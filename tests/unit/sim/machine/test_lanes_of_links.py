@@ -93,6 +93,9 @@ def test_lanes_of_a_link_are_in_whole_millionths_and_ns() -> None:
     laned = replace(plain, engine_gb_per_s=0.5, copy_gb_per_s=5.0, unit="projection")
     assert laned.lanes == Lanes(WHOLE // 4, 0, 5e9, True)
     assert laned.lanes.copy_ns(10_000) == 2_000
+    # An engine may reach all of the link's rate, or just its part of it.
+    for own, pace in ((2.0, WHOLE), (0.5, WHOLE // 4)):
+        assert Lanes(pace) == (replace(plain, engine_gb_per_s=own).lanes or Lanes())
     # The time of a hop is the whole link's: only an engine's pace is another.
     assert laned.hop_ns(2_000_000) == plain.hop_ns(2_000_000)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
 from helpers.round_machine import machine, small
-from sim.machine.ledger import Ledger, check_ledger, make_ledger, overflow_bytes
+from sim.machine.ledger import Ledger, check_ledger, full_ledger, make_ledger, overflow_bytes
+from sim.machine.parts import Swap
+from sim.values.units import GIB
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
         for n in (0, 1, 2)
     ]
     assert held == [1_776, 336 + 480, 336 + 960]
+    # A slot is as large as the largest block: 2,848 parameters, with a dense layer before it.
+    leading = small(leading_dense_layers=1, dense_intermediate=100)
+    ledger = make_ledger(leading, machine(), Limits(), slot_bytes=0, dense_slots=2)
+    assert ledger.dense_bytes == 336 + 2 * 5_696
 
 
 # Contracts: C82
@@ -103,3 +110,78 @@ def test_what_pools_hold_over_their_capacity_is_the_union_and_what_stays_of_the_
     union: int, arriving: int, pool: int, over: int
 ) -> None:
     assert overflow_bytes(union, arriving, pool) == over
+
+
+def of_gib(**parts: float) -> Ledger:
+    """A ledger of so many GiB, 0.25 of them reserved."""
+    sizes = dict.fromkeys((field.name for field in fields(Ledger)), 0)
+    for name, size in ({"reserved": 0.25} | parts).items():
+        sizes[f"{name}_bytes"] = int(size * GIB)
+    return Ledger(**sizes)
+
+
+HEAD = "the device holds {} GiB, but the run needs {} GiB"
+FEWER = " and run fewer or shorter requests at once (workload.together, workload.decode_tokens)"
+KEYS = (
+    "the key-value cache of 77 tokens takes {} GiB, but hardware.memory_gib=1 has {} GiB left for"
+    " it without any slots ({} GiB); run fewer or shorter requests at once (workload.together,"
+    " workload.prompt_tokens, workload.decode_tokens), with a shorter context"
+    " (workload.context_tokens), or set hardware.memory_gib"
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "swap_gib", "told"),
+    [
+        ({"dense": 0.25, "slot": 0.5}, 0, None),
+        ({"dense": 0.25, "slot": 1.0}, 0.5, None),
+        (
+            {"dense": 0.25, "slot": 1.25, "staging": 0.25},
+            0.5,
+            f"{HEAD.format('1.5', '2.00')} (dense 0.25, slot 1.25, staging 0.25, reserved 0.25"
+            " GiB); lower budget.resident_share or slots_gib (0.75 GiB of slots fit), or say"
+            " budget=fit, or set hardware.memory_gib",
+        ),
+        (
+            {"dense": 0.25, "kv": 0.75, "slot": 0.5},
+            0,
+            KEYS.format("0.75", "0.50", "dense 0.25, kv 0.75, slot 0.50, reserved 0.25"),
+        ),
+        (
+            {"dense": 0.75, "kv": 0.25},
+            0,
+            KEYS.format("0.25", "0.00", "dense 0.75, kv 0.25, reserved 0.25"),
+        ),
+        # Keys and values would just fit, without any slots.
+        (
+            {"dense": 0.25, "kv": 0.5, "slot": 0.5},
+            0,
+            f"{HEAD.format('1', '1.50')} (dense 0.25, kv 0.50, slot 0.50, reserved 0.25 GiB); lower"
+            f" budget.resident_share or slots_gib (0.00 GiB of slots fit){FEWER}, or set"
+            " hardware.memory_gib",
+        ),
+        # Nothing is left for them.
+        (
+            {"dense": 1.0, "kv": 0.25},
+            0,
+            f"{HEAD.format('1', '1.50')} (dense 1.00, kv 0.25, reserved 0.25 GiB); lower"
+            f" budget.resident_share or slots_gib (0.00 GiB of slots fit){FEWER}, or set"
+            " hardware.memory_gib",
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_told_in_full(
+    parts: dict[str, float], swap_gib: float, told: str | None
+) -> None:
+    hardware = machine(swap=Swap(swap_gib, 4.0, 1.0, 1.0) if swap_gib else None)
+    if told is None:
+        check_ledger(of_gib(**parts), hardware, Limits())
+        return
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        check_ledger(of_gib(**parts), hardware, Limits(77))
+
+
+def test_what_a_machine_sets_aside_takes_the_place_of_what_was() -> None:
+    whole, other = of_gib(slot=0.5), machine(reserved_gib=0.5)
+    assert full_ledger(whole, other) == of_gib(slot=0.5, reserved=0.5)

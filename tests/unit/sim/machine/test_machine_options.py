@@ -170,7 +170,10 @@ def test_a_machine_says_which_precisions_took_the_times_of_others() -> None:
             {"copy_us": {"pcie": []}},
             r"hardware\.measured\.copy_us\.pcie=\[\] must be a list of \[argument",
         ),
-        ({"copy_us": {"pcie": [[1]]}}, r"must be a list of \[argument, microseconds\]"),
+        *(
+            ({"copy_us": {"pcie": points}}, r"must be a list of \[argument, microseconds\]$")
+            for points in ([[1]], [[1, 2], [3]], [[1, 2], "34"], [[1, 2, 3]], "12", {1: 2})
+        ),
         ({"copy_us": {"pcie": [[1, "2us"]]}}, r"copy_us\.pcie='2us' must be a number"),
         (
             {"copy_us": {"pcie": [[2, 1], [2, 3]]}},
@@ -335,6 +338,19 @@ def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     hardware = machine(cpu=CPU, shared_memory=SharedMemory(200.0, ("compute", "cpu", "pcie")))
     assert hardware.together(True) == replace(hardware, shared_memory=None)
     assert machine().together(True) == machine()
+
+
+def test_a_memory_is_shared_by_the_parties_in_use_if_there_are_several() -> None:
+    three = SharedMemory(84.0, ("compute", "cpu", "pcie"), "as_drawn")
+    hardware = machine(cpu=CPU, shared_memory=three)
+    assert hardware.together(True) == hardware
+    two = replace(three, parties=("compute", "pcie"))
+    assert hardware.together(False) == replace(hardware, shared_memory=two)
+    alone = machine(cpu=CPU, shared_memory=SharedMemory(1.0, ("cpu", "pcie")))
+    assert alone.together(False) == replace(alone, shared_memory=None), "however slow it is"
+    # 105 GB/s are asked of as many.
+    enough = machine(shared_memory=SharedMemory(105.0, ("compute", "pcie")))
+    assert enough.together(False) == replace(enough, shared_memory=None)
 
 
 # What no machine can be

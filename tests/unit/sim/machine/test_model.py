@@ -282,3 +282,65 @@ def test_served_as_it_is_published_nothing_is_lost() -> None:
     assert not small(stored="mxfp4").keeps("int4")
     with pytest.raises(ValueError, match=r"model\.stored='int3' is no precision; known: fp32"):
         small(stored="int3")
+
+
+def test_bits_by_projection_suit_experts_of_two_or_three_matrices() -> None:
+    """Q4_K_M has 4.5 bits, and 5.53125 in the down projection: of 128 parameters each, 72 B and
+    88.5 B. FloE's two projections of 16 bits move, and 2.5 bits of the third stay: 40 B.
+    """
+    assert [small(expert_matrices=n).expert_bytes("q4_k_m") for n in (2, 3)] == [161, 233]
+    assert (small().expert_bytes("floe"), small().resident_bytes("floe")) == (512, 40)
+    assert (small().resident_bytes("fp16"), small().resident_bytes("q4_k_m")) == (0, 0)
+    for matrices, name in ((1, "q4_k_m"), (4, "q4_k_m"), (2, "floe"), (4, "floe")):
+        told = (
+            f"precision {name} has bits for gate, up, down, but an expert of model small has"
+            f" {matrices} matrices; choose precision=fp16 or another one that is the same for all"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            small(expert_matrices=matrices).expert_bytes(name)
+
+
+def test_biases_move_with_at_least_16_bits_whatever_the_weights_have() -> None:
+    """384 weights and 10 biases: 20 B of them, in FP32 40 B."""
+    model = small(expert_biases=10)
+    sizes = [model.expert_bytes(name) for name in ("fp32", "fp16", "int4", "q4_k_m")]
+    assert sizes == [4 * 394, 2 * 394, 192 + 20, 233 + 20]
+    assert model.resident_bytes("floe") == 40
+
+
+def test_a_trace_with_layers_that_draft_or_experts_that_compute_nothing_must_be_of_such_a_model() -> (
+    None
+):
+    drafting = small().with_drafts(1)
+    assert (drafting.sites, drafting.own_sites) == (4, 3)
+    drafting.check_trace(shape(sites=4), "t", draft_sites=1)
+    with pytest.raises(ValueError, match=r"^trace t has 4 x 4 top-2 .*, model small 3 x 4 top-2;"):
+        drafting.check_trace(shape(sites=4), "t")
+    small(null_experts=1).check_trace(shape(), "t", null_experts=1)
+    with pytest.raises(
+        ValueError,
+        match=r"^of the 4 experts of trace t 1 compute nothing \(no weights\), of those of model"
+        r" small 0; set \+\+model.null_experts=1$",
+    ):
+        small().check_trace(shape(), "t", null_experts=1)
+    for other in ({"hidden": 9}, {"expert_intermediate": 17}):
+        sizes = {"hidden": 8, "expert_intermediate": 16} | other
+        with pytest.raises(
+            ValueError,
+            match=rf"^trace t comes from small, whose experts are {sizes['hidden']} x"
+            rf" {sizes['expert_intermediate']}; those of model small are 8 x 16; to replay",
+        ):
+            small().check_trace(shape(**other), "t")
+
+
+def test_parameters_in_all_and_of_one_token_by_hand() -> None:
+    """888 dense ones, and 384 of each of three stored or two chosen experts at three sites."""
+    model = small(null_experts=1)
+    assert (model.total_params, model.active_params) == (888 + 9 * 384, 888 + 6 * 384)
+    more = small(other_site_params=7, other_params=5, shared_intermediate=2)
+    assert more.block_params(0) == 240 + 7 + 3 * 8 * 2
+    assert more.dense_params == 888 + 5 + 3 * (7 + 48)
+    assert small(dense_bits=5).block_bytes(0) == 150
+    assert small(dense_bits=3).block_bytes(0) == 90
+    odd = small(hidden=1, head_dim=1, heads=1, dense_bits=3)
+    assert (odd.block_params(0), odd.block_bytes(0)) == (10, 4)

@@ -6,14 +6,20 @@ A run takes them at the precision at which they were recorded; at others it says
 from __future__ import annotations
 
 import random
+import re
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from capture.import_trace import main
+from helpers.round_machine import small
+from sim.machine import recorded_bytes as recorded
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
+from sim.machine.precision import PRECISIONS
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import configure
@@ -189,3 +195,53 @@ def test_written_out_variants_take_slots_of_what_they_are_written_out_as(tmp_pat
         == all_slot_bytes(geometry) // 2
     )
     assert geometry.site_bytes == (SIZES,)
+
+
+@pytest.mark.parametrize(
+    ("by_site", "span", "taken"),
+    [
+        ((1_536,) * 3, "", True),
+        ((384, 384, 384), "", True),
+        ((100, 284, 1_152), "", True),
+        ((1_536, 1_536, 1_539), "1,536 to 1,539", False),
+        ((383,) * 3, "383", False),
+    ],
+)
+def test_recorded_sizes_are_in_the_mean_at_most_twice_the_models_and_at_least_half(
+    by_site: tuple[int, ...], span: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expert has 768 B in fp16; of a format without a name any size is taken."""
+    monkeypatch.setattr(recorded, "read_expert_bytes", lambda path, sites: (None, by_site))
+    header: Any = SimpleNamespace(
+        name="t",
+        dtype="FP16",
+        files={recorded.EXPERT_BYTES_FILE: ""},
+        model=SimpleNamespace(name="theirs", sites=3),
+    )
+    read = partial(recorded.recorded_bytes, Path("t"), header)
+    if taken:
+        assert read(small()) == recorded.RecordedBytes(by_site, "FP16")
+    else:
+        text = (
+            f"trace t records experts of {span} bytes as FP16, those of model small take 768;"
+            " choose the trace's own model, or say that it is another: model.gates_of=theirs"
+            " model.sizes_of=small"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            read(small())
+    assert read(small(gates_of="a", sizes_of="b")) is None
+    header.dtype = "q5"
+    assert read(small()) == recorded.RecordedBytes(by_site, "q5")
+    header.files = {}
+    assert read(small()) is None
+
+
+def test_recorded_sizes_are_taken_under_the_name_of_their_precision() -> None:
+    own, other = (recorded.RecordedBytes((3, 4), name) for name in ("INT4", "own"))
+    assert (own.sizes(), other.sizes()) == ({"int4": (3, 4)}, {})
+    assert own.told(("fp16", "int4")) is None
+    assert other.told(("fp16", "int4")) == (
+        "the trace's engine stored an expert as own in 3 to 4 bytes; this run takes the model's"
+        " nominal ones of fp16, int4; import it again with dtype=NAME for runs at that precision to"
+        f" take these ({', '.join(PRECISIONS)})"
+    )

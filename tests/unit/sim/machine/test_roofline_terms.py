@@ -13,7 +13,9 @@ import pytest
 
 from helpers.round_machine import machine, small
 from sim.machine.hardware import Cpu
+from sim.machine.lanes import Lanes
 from sim.machine.link_parts import Unpack
+from sim.machine.measured import Measured
 from sim.machine.parts import Forecasting, Host
 from sim.machine.roofline import Roofline
 from sim.values.types import Step
@@ -60,6 +62,15 @@ def test_drafts_are_made_one_after_another_before_the_first_site_of_a_step() -> 
     assert list(one.dense_ns(step())) == [8_005] * 3
     none = Roofline(small(), machine(), ("fp16",))
     assert list(none.dense_ns(step(drafts=3))) == [8_005] * 3
+    # A layer that drafts is like the last one, with no dense layer before it: see the next test.
+    first = Roofline(
+        small(sites=2, leading_dense_layers=1, dense_intermediate=100),
+        machine(),
+        ("fp16",),
+        draft_layers=1,
+    )
+    draft = 8_005 + 2 * 6_008 + 2_002
+    assert list(first.dense_ns(step(drafts=1, sites=(0, 1)))) == [57 + 22_000 + draft, 8_005]
     # Two sequences draft a row each: 480 + 2 x 16 B, and two experts each.
     pair = step(rows=2, sequences=(0, 1), drafts=1)
     assert one.dense_ns(pair)[0] - none.dense_ns(pair)[0] == 2 * (8_005 + 4 * 6_008) + 2_002
@@ -157,3 +168,27 @@ def test_deciding_takes_host_time_after_a_gate_and_the_cpu_says_how_far_it_is() 
     assert Roofline(small(), machine(cpu=CPU), ("floe",)).cpu_ns(0, 0, 1) == 55 + 30_000
     with pytest.raises(ValueError, match=r"^hardware m has no cpu section"):
         Roofline(small(), machine(), ("fp16",)).cpu_ns(0, 0, 1)
+
+
+def test_a_measured_layer_is_of_one_row_and_waits_for_gates_run_ahead() -> None:
+    """10 us for 240 parameters; 128 B of two gates and three launches: 1 + 6,000 ns."""
+    table = Measured(0.0, dense_params=240, dense_us=[[1, 10.0]])
+    on = machine(measured=table, forecasting=Forecasting("compute", 3))
+    one = Roofline(small(), on, ("fp16",), forecast_sites=2)
+    assert list(one.dense_ns(step())) == [10_000 + 6_001] * 3
+    two = step(rows=2, sequences=(0, 1))
+    plain = Roofline(small(), machine(), ("fp16",))
+    assert list(one.dense_ns(two)) == [ns + 6_001 for ns in plain.dense_ns(two)]
+    copies = machine(measured=Measured(copy_us={"near": [[1, 9.0]]}))
+    assert list(Roofline(small(), copies, ("fp16",)).dense_ns(step())) == [8_005] * 3
+
+
+def test_lanes_and_projections_are_those_of_the_link_and_of_the_precision() -> None:
+    first, second = machine().links
+    one = Roofline(small(), machine(links=(replace(first, wake_us=2.0), second)), ("fp16", "int4"))
+    assert (one.lanes(0), one.lanes(1)) == (Lanes(wake_ns=2_000), None)
+    assert [one.projection_bytes(*at) for at in ((0, 0, 768), (1, 1, 192), (1, 2, 200))] == [
+        (256, 256, 256),
+        (64, 64, 64),
+        (64, 64, 72),
+    ]

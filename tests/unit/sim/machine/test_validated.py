@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.machine.validated import Validated, validated
+from sim.machine.validated import Validated, _told, validated
 
 
 def test_errors_are_factors_in_either_direction_by_hand() -> None:
@@ -52,6 +52,21 @@ def test_what_is_no_error_is_refused_by_its_key(wrong: dict[str, Any], told: str
         Validated(**(given | wrong))
 
 
-def test_errors_of_no_run_are_refused() -> None:
-    with pytest.raises(ValueError, match="errors need runs"):
-        validated([])
+def test_errors_take_the_ends_of_their_ranges_and_nothing_beyond() -> None:
+    Validated(1, 1, 1, 1, 0)
+    Validated(2, 2, 1e6, 1e6, 20)
+    for name, high, unit in (
+        ("median_factor", "1.001e6", "times"),
+        ("worst_factor", "1.001e6", "times"),
+        ("log_error", "20.001", "a logarithm"),
+    ):
+        given = {"median_factor": 1, "worst_factor": 1, "log_error": 0} | {name: float(high)}
+        with pytest.raises(ValueError, match=rf"^hardware\.validated\.{name}=.* give {unit}$"):
+            Validated(2, 2, **given)
+    assert [_told(factor) for factor in (1.994, 1.995, 1)] == ["99 %", "2 times", "0 %"]
+
+
+@pytest.mark.parametrize("runs", [[], [("a", 0.0, 1.0)], [("a", 1.0, 2.0), ("b", 1.0, -1.0)]])
+def test_errors_of_no_run_or_of_no_time_are_refused(runs: list[tuple[str, float, float]]) -> None:
+    with pytest.raises(ValueError, match=r"^errors need runs with times above 0, got \["):
+        validated(runs)

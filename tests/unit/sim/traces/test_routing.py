@@ -3,11 +3,12 @@
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
-from sim.traces.routing import GROUPS, SCORES, WEIGHTS, RoutingRule
+from sim.traces.routing import GROUPS, SCORES, WEIGHTS, RoutingRule, shares_above
 
 NUM_EXPERTS, TOP_K = 8, 3
 BIAS = tuple(0.2 * math.sin(expert) for expert in range(NUM_EXPERTS))
@@ -101,8 +102,6 @@ def test_choosing_a_null_expert_gives_none() -> None:
     assert ids.tolist() == [[1, -1], [0, 1], [-1, -1]]
     # The other expert keeps the weight that it had beside the null expert.
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(4)), 0.0])
-    with pytest.raises(ValueError, match="null_experts is '4', must be below 4"):
-        RoutingRule(null_experts=4).route(np.zeros((1, 4)), 1)
 
 
 def test_rare_fields_are_written_only_where_they_are_needed() -> None:
@@ -144,10 +143,6 @@ def test_extreme_logits_stay_finite() -> None:
         ({"score": "relu"}, "score is 'relu'"),
         ({"score": ["softmax"]}, "score is"),
         ({"group": "sum"}, "group is 'sum'"),
-        ({"n_group": 0}, "n_group is '0'"),
-        ({"n_group": True}, "n_group is 'True'"),
-        ({"n_group": 2, "topk_group": 3}, "topk_group is '3'"),
-        ({"scale": math.nan}, "scale is 'nan'"),
         ({"scale": 10**400}, "scale is"),
         ({"bias": [1, "x"]}, "bias is"),
         ({"bias": "abc"}, "bias is"),
@@ -171,12 +166,97 @@ def test_json_round_trip() -> None:
     assert RoutingRule.from_json(json.loads(json.dumps(rule.to_json()))) == rule
 
 
-def test_route_refuses_what_it_cannot_answer() -> None:
-    with pytest.raises(ValueError, match="finite"):
+def test_route_refuses_logits_that_are_not_finite() -> None:
+    with pytest.raises(ValueError, match=r"^logits must be finite: leave out the rows that were"):
         RoutingRule().route(np.array([[1.0, math.nan]]), 1)
-    with pytest.raises(ValueError, match=r"top_k is '3', must lie in 1..2"):
-        RoutingRule().route(np.zeros((1, 2)), 3)
-    with pytest.raises(ValueError, match="bias is '2 values', must have 3"):
-        RoutingRule(bias=(0.0, 0.0)).route(np.zeros((1, 3)), 1)
-    with pytest.raises(ValueError, match="must divide 6"):
-        RoutingRule(group="max", n_group=4).route(np.zeros((1, 6)), 1)
+
+
+GROUPED = RoutingRule(group="max", n_group=4, topk_group=2)
+CHOSEN = "the experts that may be chosen"
+
+
+@pytest.mark.parametrize(
+    ("rule", "experts", "taken", "refused", "told"),
+    [
+        (RoutingRule(), 2, (1, 2), (0, 3), f"top_k is '{{}}', must lie in 1..2, {CHOSEN}"),
+        (GROUPED, 8, (1, 4), (0, 5), f"top_k is '{{}}', must lie in 1..4, {CHOSEN}"),
+        (GROUPED, 6, (), (1,), "n_group is '4', must divide 6 experts"),
+        (RoutingRule(bias=(0.0, 1.0)), 2, (2,), (), ""),
+        (RoutingRule(bias=(0.0, 1.0)), 3, (), (1,), "bias is '2 values', must have 3"),
+        (RoutingRule(null_experts=3), 4, (4,), (), ""),
+        (
+            RoutingRule(null_experts=4),
+            4,
+            (),
+            (1,),
+            "null_experts is '4', must be below 4, the number of experts",
+        ),
+    ],
+    ids=str,
+)
+def test_a_rule_that_cannot_choose_so_many_of_so_many_is_refused(
+    rule: RoutingRule, experts: int, taken: tuple[int, ...], refused: tuple[int, ...], told: str
+) -> None:
+    for top_k in taken:
+        rule.check_experts(experts, top_k)
+    for top_k in refused:
+        with pytest.raises(ValueError, match=f"^routing rule: {re.escape(told.format(top_k))}$"):
+            rule.check_experts(experts, top_k)
+
+
+COUNT, FINITE = "must be an int of 1 or more", "must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("field", "taken", "refused", "told"),
+    [
+        ("n_group", (1, 32768), (0, 32769, True, 2.0), COUNT),
+        ("topk_group", (1, 32768), (0, 32769, True, 2.0), COUNT),
+        ("scale", (-1.5, 0, 2.9e38), (3e38, -3e38, math.nan, True, "1"), FINITE),
+        ("band", (0, 2.9e38), (-1e-9, 3e38, math.nan, True), f"{FINITE} of 0 or more"),
+        ("null_experts", (0, 32767), (-1, 32768, True, 1.0), "must be an int of 0 or more"),
+    ],
+)
+def test_a_field_takes_the_ends_of_its_range_and_nothing_beyond(
+    field: str, taken: tuple[float, ...], refused: tuple[object, ...], told: str
+) -> None:
+    others = {"n_group": 32768} if field == "topk_group" else {}
+    for value in taken:
+        assert getattr(RoutingRule(**{**others, field: value}), field) == value  # type: ignore[arg-type]
+    for wrong in refused:
+        with pytest.raises(
+            ValueError, match=f"^routing rule: {field} is {re.escape(repr(str(wrong)))}, {told}$"
+        ):
+            RoutingRule(**{**others, field: wrong})  # type: ignore[arg-type]
+
+
+def test_no_more_groups_are_kept_than_there_are() -> None:
+    with pytest.raises(
+        ValueError, match=r"^routing rule: topk_group is '3', must be <= n_group=2$"
+    ):
+        RoutingRule(n_group=2, topk_group=3)
+
+
+def test_scores_and_logits_of_zero_are_no_division() -> None:
+    """All scores are 0: no shares. All logits are 0: a half of two, and of three a third."""
+    zeros = np.zeros((1, 3))
+    assert RoutingRule("identity", weight="norm").route(zeros, 2)[1].tolist() == [[0.0, 0.0]]
+    ids, weights = RoutingRule(weight="sparsemixer").route(zeros, 2)
+    assert (ids.tolist(), weights.tolist()) == ([[1, 0]], [[0.5, pytest.approx(1 / 3)]])
+
+
+def test_what_ranks_above_a_choice_is_a_share_of_its_row() -> None:
+    shares = shares_above(np.array([[4, 2, 2], [0, 0, 0]], np.float32))
+    assert shares.tolist() == [[0, 0.5, 0.75], [0, 0, 0]]
+
+
+def test_preferences_are_scores_and_bias_of_every_group() -> None:
+    logits = np.zeros((1, 4))
+    assert RoutingRule("sigmoid").preferences(logits).tolist() == [[0.5] * 4]
+    rule = RoutingRule("sigmoid", (0.0, 1.0, 2.0, -1.0), "max", 2, 1)
+    assert rule.preferences(logits).tolist() == [[0.5, 1.5, 2.5, -0.5]]
+
+
+def test_a_group_of_one_has_no_second_best() -> None:
+    rule = RoutingRule("identity", None, "top2sum", 3, 2)
+    assert rule.route(np.array([[1.0, 3.0, 2.0]]), 2)[0].tolist() == [[1, 2]]
