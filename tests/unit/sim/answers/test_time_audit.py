@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
-from sim.answers import time_audit
-from sim.answers.time_audit import (
-    CAUSES,
-    Cause,
-    TimeAudit,
-    _cause,
-    _latencies_ns,
-    _of_gate,
-    audit_times,
-)
+from sim.answers.time_audit import CAUSES, TimeAudit, _of_gate, audit_times
 from sim.answers.time_parts import Interval, Tables, intervals_of
 from sim.engine.simulate import simulate
 from sim.results.frames import Frames
@@ -134,62 +124,3 @@ def test_its_own_work_is_named_by_what_the_recorded_gate_met() -> None:
     alone = replace(WAS, served_ns=0, queued_ns=0)
     for was, met in ((alone, "alone"), (replace(alone, beside=True), "beside copies")):
         assert {f"compute {met}", f"host {met}"} < dict(_of_gate(was, NOW, {}, {})).keys()
-
-
-def test_the_places_of_a_cause_are_summed_and_the_largest_told_first_whatever_their_sign() -> None:
-    """Of equal ones the first; what sums to 0 is not told."""
-    found = [
-        ("cpu", 0, 0, 5.0),
-        ("cpu", 0, 1, -1.0),
-        ("cpu", 1, 1, -4.0),
-        ("queueing", 2, 2, 99.0),
-        ("cpu", 2, 2, 7.0),
-        ("cpu", 3, 2, -2.0),
-        ("cpu", 4, 3, 3.0),
-        ("cpu", 4, 3, -3.0),
-        ("cpu", 5, 4, 9.0),
-    ]
-    assert _cause("cpu", found) == Cause(
-        "cpu", 14.0, ((5, 9.0), (2, 7.0), (0, 4.0)), ((4, 9.0), (0, 5.0), (1, -5.0))
-    )
-    assert _cause("link rate", found) == Cause("link rate", 0, (), ())
-
-
-def test_the_latency_of_a_link_is_what_services_take_longer_that_find_it_idle() -> None:
-    """Of 8 B medians of 30 and 20; of 4 B no service found it idle, of 2 B every one."""
-    rows = [(8, True, 31), (8, True, 29), (8, False, 10), (8, False, 20), (8, False, 99)]
-    rows += [(4, False, 7), (2, True, 5), (6, True, 4), (6, False, 6)]
-    services: Any = [
-        SimpleNamespace(moved_bytes=size, is_first=first, ns=ns) for size, first, ns in rows
-    ]
-    assert _latencies_ns(services) == {8: 10, 6: -2}
-
-
-def test_an_audit_of_two_steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run's latencies are its own: 30 in the recorded run, 50 in the simulated one."""
-    was = [replace(WAS, step=step, is_first=True) for step in (0, 1)]
-    now = [replace(NOW, step=step, is_first=True) for step in (0, 1)]
-    monkeypatch.setattr(time_audit, "intervals_of", lambda of: of.intervals)
-    monkeypatch.setattr(time_audit, "services_of", lambda transfers: transfers)
-    monkeypatch.setattr(time_audit, "_latencies_ns", lambda services: {8: services})
-    recorded: Any = SimpleNamespace(intervals=was, transfers=30.0)
-    simulated: Any = SimpleNamespace(intervals=now, transfers=50.0)
-    found = audit_times(recorded, simulated)
-    told = {cause.name: cause.ns for cause in found.causes}
-    assert tuple(told) == CAUSES
-    assert {name: ns for name, ns in told.items() if ns} == {
-        "link rate": 2 * (200 - 20),
-        "link latency": 2 * 20,
-        "queueing": 2 * -15,
-        "cpu": 2 * 3,
-        "compute after a wait": 2 * 2,
-        "host after a wait": 2 * 7,
-    }
-    assert (found.tokens, found.recorded_ns, found.simulated_ns) == (2, 2 * 630, 2 * 827)
-    assert found.difference_ns == 2 * 197
-    simulated.intervals = [now[0], replace(now[1], site=1)]
-    with pytest.raises(ValueError, match="has 2 gates in decode steps, its simulation 2, and"):
-        audit_times(recorded, simulated)
-    recorded.intervals = simulated.intervals = []
-    with pytest.raises(ValueError, match="has 0 gates in decode steps, its simulation 0, and"):
-        audit_times(recorded, simulated)
