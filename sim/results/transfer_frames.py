@@ -154,10 +154,10 @@ class Traffic:
         )
         recorded_end = record.array("service_end_ns")
         end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
-        moved, written = record.array("service_bytes").copy(), np.zeros(len(number), np.int64)
-        if self.controller.loader.write_back:
-            for row in np.flatnonzero(link == 0).tolist():
-                written[row] = sum(key_bytes[victim] for victim in issued[number[row]].write_back)
+        back = np.zeros(len(issued), np.int64)
+        for at, transfer in issued.objects():
+            back[at] = sum(key_bytes[victim] for victim in transfer.write_back)
+        moved, written = record.array("service_bytes").copy(), np.where(link == 0, back[number], 0)
         services = Services(number, link, engine, start, end, moved, written)
         for row in np.flatnonzero(recorded_end < 0).tolist():
             share = self._share(services, row)
