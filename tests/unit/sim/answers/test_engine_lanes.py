@@ -18,6 +18,7 @@ from sim.answers import engine_lanes
 from sim.answers.engine_lanes import (
     LaneFit,
     LaneLog,
+    _least_relative,
     errors_after,
     fit_lanes,
     lane_log,
@@ -74,7 +75,7 @@ def test_a_log_of_another_run_is_refused_with_both_numbers() -> None:
     residency: Any = SimpleNamespace(
         step=np.array([0, 1, 2]),
         site=np.array([0, 0, 0]),
-        loaded_bytes=np.array([5, 0, 5]),
+        loaded_bytes=np.array([5, 0, 1]),
         expert_bytes=(5,),
     )
     log = lane_log(residency, {"io": np.ones(2)})
@@ -91,6 +92,9 @@ def test_a_token_that_reads_nothing_tells_nothing_of_reads() -> None:
     fit = fit_lanes(log, 20, ENGINES, 3)
     assert (fit.wake_ms, fit.ms_per_byte * 1e6) == (pytest.approx(0.25), pytest.approx(1.2))
     assert fit.load_ms_per_byte * 1e6 == pytest.approx(0.4)
+    # (c / 0.5 - 1)² + (c / 2 - 1)² is least at 2.5 / 4.25; a time of 0 has no relative error.
+    least = _least_relative(np.ones((3, 1)), np.array([0.5, 2.0, 0.0]))
+    assert least == [pytest.approx(10 / 17)]
 
 
 def test_the_file_of_a_machine_has_the_figures_in_its_units() -> None:
