@@ -155,7 +155,7 @@ def fit_lanes(log: LaneLog, rows: int, engines: int, projections: int) -> LaneFi
 
 def _least_relative(features: Floats, target: Floats) -> list[float]:
     """The coefficients that minimise the squares of relative errors of ``target``."""
-    told = (target > 0) & features.any(axis=1)
+    told = target > 0
     scaled = features[told] / target[told, None]
     found = np.linalg.lstsq(scaled, np.ones(len(scaled)), rcond=None)[0]
     return [float(one) for one in found]

@@ -127,16 +127,19 @@ def _rows(found: Answer) -> Iterator[tuple[str, Row]]:
     for row in found.rows:
         by_series.setdefault(row.series, []).append(row)
     constant = {
-        name
-        for name, rows in by_series.items()
-        if len(rows) > 1 and len({(row.tokens_per_s, row.hit_ratio) for row in rows}) == 1
+        name: row
+        for name, (row, *others) in by_series.items()
+        if others and {_shown(one) for one in others} == {_shown(row)}
     }
     for row in found.rows:
         if row.series not in constant:
             yield f"{row.value:g}", row
-    for name in by_series:
-        if name in constant:
-            yield ANY, by_series[name][0]
+    for row in constant.values():
+        yield ANY, row
+
+
+def _shown(row: Row) -> tuple[float, float | None]:
+    return row.tokens_per_s, row.hit_ratio
 
 
 def _times(row: Row) -> str:

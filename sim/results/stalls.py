@@ -91,7 +91,7 @@ def _split_plain(
     is_urgent = np.array(services.is_urgent, np.bool_)[row]
     parts["demand"][which] = np.where(is_urgent, idle_end - served_from, 0)
     parts["late_prefetch"][which] = np.where(is_urgent, 0, idle_end - served_from)
-    late = np.flatnonzero(served_from > idle_start)
+    late = np.flatnonzero(served_from - idle_start)
     columns = (column[late].tolist() for column in (which, row, idle_start, served_from))
     for at, of_row, from_ns, to_ns in zip(*columns, strict=True):
         behind = services.before(of_row, from_ns, to_ns)
@@ -149,7 +149,7 @@ class Services:
         number, other = self.number[row], self._previous[row]
         while other >= 0 and self.end[other] > from_ns:
             shared = min(to_ns, self.end[other]) - max(from_ns, self.start[other])
-            if shared > 0 and self.number[other] != number:
+            if self.number[other] != number:
                 parts["behind_demand" if self.is_urgent[other] else "behind_prefetch"] += shared
             other = self._previous[other]
         return parts
@@ -213,9 +213,8 @@ class Walk:
         rows = services.with_engine_of((at_end or rows)[-1], rows) if rows else []
         parts = services.before(rows[-1], from_ns, to_ns) if rows else Counter()
         for row in rows:
-            began, ended = max(from_ns, services.start[row]), min(to_ns, services.end[row])
-            if began >= ended:
-                continue
+            began = max(from_ns, services.start[row])
+            ended = max(began, min(to_ns, services.end[row]))
             if is_last and not services.is_urgent[row]:
                 written = min(ended, max(began, services.start[row] + self._write_back_ns(number)))
                 parts["late_prefetch"] += ended - written

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class Services:
         changes = np.unique(np.concatenate([begins, ends, [drawn_from, until_ns]]))
         changes = changes[(changes >= drawn_from) & (changes <= until_ns)]
         progress = Fraction(drawn_from - start)
-        for since, until in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
+        for since, until in pairwise(changes.tolist()):
             progress += Fraction(until - since, int(((begins <= since) & (ends > since)).sum()))
         return progress
 
@@ -85,7 +86,6 @@ class Traffic:
         later = [
             (n, at, place, queued)
             for n, t in issued.objects()
-            if t.later_hops
             for place, (at, queued) in enumerate(t.later_hops, start=1)
         ]
         more = np.array(later, np.int64).reshape(-1, 4).T
@@ -95,7 +95,8 @@ class Traffic:
             np.concatenate([np.zeros(len(issued), np.int64), more[2]]),
             np.concatenate([call, more[3]]),
         )
-        order = np.lexsort((columns[2], columns[0]))
+        # Later hops stand behind first ones, in their order.
+        order = np.argsort(columns[0], kind="stable")
         return columns[0][order], columns[1][order], columns[2][order], columns[3][order]
 
     @cached_property
@@ -107,7 +108,7 @@ class Traffic:
         issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
         number, link, place, call = self._hops
         links = len(self.link_names)
-        row_of = np.full(len(issued) * links, -1, np.int64)
+        row_of = np.empty(len(issued) * links, np.int64)
         row_of[number * links + link] = np.arange(len(number))
         served = row_of[services.number * links + services.link]
         start, end, moved = (
@@ -153,10 +154,10 @@ class Traffic:
         )
         recorded_end = record.array("service_end_ns")
         end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
-        moved, written = record.array("service_bytes").copy(), np.zeros(len(number), np.int64)
-        if self.controller.loader.write_back:
-            for row in np.flatnonzero(link == 0).tolist():
-                written[row] = sum(key_bytes[victim] for victim in issued[number[row]].write_back)
+        back = np.zeros(len(issued), np.int64)
+        for at, transfer in issued.objects():
+            back[at] = sum(key_bytes[victim] for victim in transfer.write_back)
+        moved, written = record.array("service_bytes").copy(), np.where(link == 0, back[number], 0)
         services = Services(number, link, engine, start, end, moved, written)
         for row in np.flatnonzero(recorded_end < 0).tolist():
             share = self._share(services, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from sim.answers import ask_bench
-from sim.answers.ask_bench import Bench
+from sim.answers.ask_bench import Bench, trial_within
 
 
 def test_trials_run_once_and_refused_ones_say_why_in_their_order(
@@ -49,3 +50,28 @@ def test_trials_run_once_and_refused_ones_say_why_in_their_order(
         assert ("common=1", "system=lru", "precision=int4") in run
         with pytest.raises(KeyError):
             bench.all([("system=fifo",)])
+
+
+def test_a_trial_that_computes_for_too_long_is_refused_and_leaves_no_clock_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no signal can be heard it goes on."""
+    before, clocks = signal.getsignal(signal.SIGVTALRM), list[float]()
+
+    def trial(words: Sequence[str]) -> Any:
+        clocks.append(signal.getitimer(signal.ITIMER_VIRTUAL)[0])
+        if words[0] == "long":
+            signal.raise_signal(signal.SIGVTALRM)
+        return tuple(words)
+
+    monkeypatch.setattr(ask_bench, "trial", trial)
+    assert trial_within(["short"], 30.0) == ("short",)  # type: ignore[comparison-overlap]
+    with pytest.raises(
+        ValueError, match=r"^more than 2\.5 s of computing; patience=N gives it more$"
+    ):
+        trial_within(["long"], 2.5)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(trial_within, ["short"], 30.0).result() == ("short",)
+    assert [round(clock, 1) for clock in clocks] == [30.0, 2.5, 0]
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    assert signal.getsignal(signal.SIGVTALRM) == before

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sim import __main__ as command
+from sim.answers import engine_flags
 from sim.answers.engine_flags import KV_BITS, Flags, read_flags, words_of
 from sim.results.run import Run
 from sim.setup.execute import execute
@@ -150,6 +153,131 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         Flags(4096, n_cpu_moe=3, split=(10, 6.5, 1)),
     ):
         assert read_flags(flags.line()) == flags
+
+
+def test_every_name_of_a_flag_is_read() -> None:
+    """Names that say nothing here are read over, with their values."""
+    short = "-ngl all -m x -fa on -b 9 -c 64 -np 2 -ctk q8_0 -ctv q4_1 -ub 7 -ts 3/1.5 -sm layer -ncmoe 4"
+    long = (
+        "--gpu-layers auto --model x --flash-attn on --batch-size 9 --ctx-size 64 --parallel 2"
+        " --cache-type-k q8_0 --cache-type-v q4_1 --ubatch-size 7 --tensor-split 3,1.5"
+        " --split-mode layer --n-cpu-moe 4"
+    )
+    told = Flags(64, 2, "q8_0", "q4_1", 7, 4, split=(3.0, 1.5))
+    assert (read_flags(short), read_flags(long)) == (told, told)
+    assert read_flags("--n-gpu-layers 99 -cmoe --moe-cache-mib 0 -ts 5") == Flags(
+        patterns=("exps=CPU",)
+    )
+    assert read_flags("-ncmoe 0 --override-tensor a=CPU,b=CPU --cpu-moe -ncmoe 2") == Flags(
+        patterns=("a=CPU", "b=CPU", "exps=CPU"), n_cpu_moe=2
+    )
+    assert Flags().line() == "-ngl all"
+    whole = Flags(64, 2, "f32", "q4_0", 7, 4, ("a=CPU", "b"), 5, (3.0, 1.5))
+    assert whole.line() == (
+        "-ngl all -c 64 -np 2 -ctk f32 -ctv q4_0 -ub 7 -ts 3,1.5 -ot a=CPU -ot b --n-cpu-moe 4"
+        " --moe-cache-mib 5"
+    )
+
+
+def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() -> None:
+    """ggml: q5_1 and q4_1 keep the least number beside the scale."""
+    blocks = {
+        name: (32 * int(name[1]) + 16 * (1 + int(name[3]))) / 32
+        for name in KV_BITS
+        if name[0] == "q"
+    }
+    assert blocks.keys() == {"q8_0", "q5_1", "q5_0", "q4_1", "q4_0"}
+    assert {**blocks, "f32": 32, "f16": 16, "bf16": 16, "iq4_nl": 4.5} == KV_BITS
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "words"),
+    [
+        (
+            Flags(n_cpu_moe=3),
+            ["model=x"],
+            [
+                "system=llama_cpp_n_cpu_moe",
+                "cache.quotas.n_cpu_moe=3",
+                "budget.slots_gib=1.5",
+                "workload.prefill_chunk=512",
+                "model=x",
+            ],
+        ),
+        (
+            Flags(9, 2, "q8_0", "q4_0", 16, 0, ("a=CPU", "b"), 256, (3.0, 1.0, 1.5)),
+            ["model=x"],
+            [
+                "system=llama_cpp_cache",
+                "cache.cache.quotas.n_cpu_moe=0",
+                "cache.cache.quotas.overrides=['a=CPU','b']",
+                "budget.slots_gib=1.75",
+                "workload=continuous_4",
+                "workload.together=2",
+                "workload.prefill_chunk=16",
+                "workload.context_tokens=4",
+                "++model.kv_bits=6.5",
+                "devices=layers_2",
+                "hardware.devices.count=3",
+                "hardware.devices.state_bits=32",
+                "hardware.devices.shares=[3,1,1.5]",
+                "model=x",
+            ],
+        ),
+        (
+            Flags(2, 2, "f16", "f32", cache_mib=512, split=(1.0, 2.0)),
+            ["devices=owners_2"],
+            [
+                "system=llama_cpp_cache",
+                "cache.cache.quotas.n_cpu_moe=0",
+                "cache.cache.quotas.overrides=[]",
+                "budget.slots_gib=2.0",
+                "workload=continuous_4",
+                "workload.together=2",
+                "workload.prefill_chunk=512",
+                "workload.context_tokens=1",
+                "++model.kv_bits=24",
+                "hardware.devices.shares=[1,2]",
+                "devices=owners_2",
+            ],
+        ),
+    ],
+)
+def test_the_words_of_a_line_by_hand(
+    flags: Flags, given: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole layers take 1.5 GiB of all bytes; a cache comes on top."""
+    asked: list[list[str]] = []
+
+    def prepared(of: list[str]) -> Any:
+        asked.append(of)
+        return SimpleNamespace(ledger=SimpleNamespace(slot_bytes=3 << 29))
+
+    monkeypatch.setattr(engine_flags, "prepared", prepared)
+    assert words_of(flags, given) == words
+    budget = words.index(next(word for word in words if word.startswith("budget.")))
+    layers = [f"cache.quotas.n_cpu_moe={flags.n_cpu_moe}"]
+    layers += ["cache.quotas.overrides=['a=CPU','b']"] * bool(flags.patterns)
+    whole = ["system=llama_cpp_n_cpu_moe", *layers, "budget.resident_share=1"]
+    assert asked == [[*whole, *words[budget + 1 :]]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("-c 0", "flags: -c 0 must be a whole number from 1 on"),
+        ("--n-cpu-moe -1", "flags: --n-cpu-moe -1 must be a whole number from 0 on"),
+        ("-np 1234567890123", "flags: -np 1234567890123 must be a whole number from 1 on"),
+        ("-ngl 98", "flags: -ngl 98: every layer's attention"),
+        ("-ts 1,0.0", "flags: -ts 1,0.0 must have a number above 0 for each GPU, as in -ts 3,1;"),
+        ("-ts ,1", "flags: -ts ,1 must have a number above 0"),
+        ("-ts 1234567,1", "flags: -ts 1234567,1 must have a number above 0"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused(flags: str, told: str) -> None:
+    with pytest.raises(ValueError, match="flags: ") as refused:
+        read_flags(flags)
+    assert str(refused.value).startswith(told)
 
 
 @pytest.mark.alike

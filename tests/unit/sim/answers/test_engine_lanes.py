@@ -8,11 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from capture.importers.formats import import_into, parse
-from sim.answers.engine_lanes import LaneLog, errors_after, fit_lanes, lane_log
+from sim.answers import engine_lanes
+from sim.answers.engine_lanes import (
+    LaneFit,
+    LaneLog,
+    _least_relative,
+    errors_after,
+    fit_lanes,
+    lane_log,
+    simulated_ms,
+)
 from sim.calibrate import main
 from sim.calibrate import parse as parse_request
 from sim.setup.configure import configure
@@ -64,13 +75,90 @@ def test_a_log_of_another_run_is_refused_with_both_numbers() -> None:
     residency: Any = SimpleNamespace(
         step=np.array([0, 1, 2]),
         site=np.array([0, 0, 0]),
-        loaded_bytes=np.array([5, 0, 5]),
+        loaded_bytes=np.array([5, 0, 1]),
         expert_bytes=(5,),
     )
     log = lane_log(residency, {"io": np.ones(2)})
     assert log.absent.tolist() == [[0], [1]]
     with pytest.raises(ValueError, match="the trace has 2 decoded tokens, the log has io 3"):
         lane_log(residency, {"io": np.ones(3)})
+
+
+def test_a_token_that_reads_nothing_tells_nothing_of_reads() -> None:
+    log = made()
+    log.absent[4] = 0
+    for name in ("io", "load"):
+        log.times_ms[name][4] = 0
+    fit = fit_lanes(log, 20, ENGINES, 3)
+    assert (fit.wake_ms, fit.ms_per_byte * 1e6) == (pytest.approx(0.25), pytest.approx(1.2))
+    assert fit.load_ms_per_byte * 1e6 == pytest.approx(0.4)
+    # (c / 0.5 - 1)² + (c / 2 - 1)² is least at 2.5 / 4.25; a time of 0 has no relative error.
+    least = _least_relative(np.ones((3, 1)), np.array([0.5, 2.0, 0.0]))
+    assert least == [pytest.approx(10 / 17)]
+
+
+def test_the_file_of_a_machine_has_the_figures_in_its_units() -> None:
+    """A lane reads a byte in 5e-7 ms: 2 GB/s; book-keeping takes 2e-7 ms a byte: 5 GB/s."""
+    fit = LaneFit(4, 0.25, 5e-7, 2e-7, 80.0)
+    words: dict[str, Any] = {
+        "base": "phone",
+        "name": "mine",
+        "link": "ufs",
+        "memory": "0.5",
+        "source": "a log",
+    }
+    text = fit.file(["one", "two"], copy_gb_per_s=5.2, **words)
+    assert text == (
+        "# one\n# two\ndefaults:\n  - phone\n  - _self_\nname: mine\npreset: calibrated\n"
+        "validated: none  # tokens of one run are no runs\n"
+        "links:\n  ufs:\n"
+        "    engines: 4  # lanes, as given\n"
+        "    engine_gb_per_s: 2  # a lane\n"
+        "    peak_gb_per_s: 8  # all lanes: no cap for all was felt\n"
+        "    efficiency: 1.0  # as measured\n"
+        "    overhead_us: 0.0  # a lane's start is told, not a read's\n"
+        "    wake_us: 250  # a lane's start\n"
+        "    unit: projection  # as the engine reads\n"
+        "    copy_gb_per_s: 5.2  # as given; no column tells it\n"
+        "compute:\n  memory_efficiency: 0.5\n"
+        "host:\n  load_gb_per_s: 5  # book-keeping of loads, beside the reads\n"
+        'source: "a log"\n'
+    )
+    without = [line for line in text.splitlines() if "copy_gb_per_s" not in line]
+    assert fit.file(["one", "two"], copy_gb_per_s=None, **words).splitlines() == without
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [(None, {"name": "m", "links": 1}), ({"name": "n"}, {"name": "n", "links": 1})],
+)
+def test_a_simulated_run_is_its_decoded_tokens_in_ms(
+    hardware: dict[str, Any] | None, name: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = pl.DataFrame(
+        {
+            "phase": ["prefill", "decode", "decode"],
+            "start_ns": [0, 1_000_000, 4_000_000],
+            "end_ns": [9, 3_500_000, 9_000_000],
+            "reading_ns": [9, 1_000_000, 2_000_000],
+            "waiting_ns": [9, 500_000, 3_000_000],
+        }
+    )
+    built: list[Any] = []
+    config = OmegaConf.create({"hardware": {"name": "m", "links": 1}})
+    OmegaConf.set_struct(config, True)
+    monkeypatch.setattr(engine_lanes, "configure", lambda *words: (config, words))
+    monkeypatch.setattr(engine_lanes, "build", lambda cfg, system: built.append((cfg, system)))
+    result = SimpleNamespace(frames=SimpleNamespace(tokens=tokens))
+    monkeypatch.setattr(engine_lanes, "execute", lambda run: result)
+    found = simulated_ms(["a=1"], hardware)
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "io": [1.0, 2.0],
+        "stall": [0.5, 3.0],
+        "wall": [2.5, 5.0],
+    }
+    ((cfg, system),) = built
+    assert (cfg["hardware"], system) == (name, ("a=1",))
 
 
 def test_errors_keep_their_signs() -> None:

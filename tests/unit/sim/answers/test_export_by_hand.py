@@ -294,6 +294,17 @@ def test_a_split_with_which_nothing_fits_is_not_tried(monkeypatch: pytest.Monkey
     assert (search.tried, search.refused) == ({}, {})
 
 
+def test_a_slow_split_is_kept_where_nothing_fits_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = curve(monkeypatch, 0, 9, lambda on_cpu: 0.5)
+    begun = search.split = export.even(9, 2)
+    monkeypatch.setattr(search, "room_mib", lambda on_cpu: 1 if search.split == begun else None)
+    search.climb_split()
+    assert search.split == begun
+    assert [flags.split for flags in search.tried] == [begun]
+
+
 def test_layers_move_by_a_quarter_first_and_then_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

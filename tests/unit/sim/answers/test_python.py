@@ -8,6 +8,7 @@ import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
+from sim.answers import python
 from sim.answers.comparison import COMPUTE, compared
 from sim.answers.comparison_words import answer
 from sim.answers.python import SimulatedRun, _word, compare, run
@@ -43,6 +45,27 @@ def texts_of(figure: Any) -> str:
 
 
 # ---- a run
+
+
+def test_a_bar_is_shown_on_stderr_where_it_is_asked_for_and_the_time_is_without_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes 5 s, of which the bounds 1.25 s."""
+    times, asked = iter([2.0, 7.0] * 2), []
+
+    def execute(one: Any, console: Any) -> Any:
+        asked.append((one.words, console and console.stderr))
+        return SimpleNamespace(summary={"a": 1}, frames="frames", bounds_wall_s=1.25)
+
+    monkeypatch.setattr(python, "execute", execute)
+    monkeypatch.setattr(python, "prepared", lambda words: SimpleNamespace(words=words, config={}))
+    clock = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr(python, "time", clock)
+    found = run("lru", "seed=2", progress=True, cache="lfu")
+    assert (found.summary, found.config) == ({"a": 1, "wall_s": 3.75}, {})
+    run("lru")
+    words = ["system=lru", "outputs=all"]
+    assert asked == [([*words, "seed=2", "cache=lfu"], True), (words, None)]
 
 
 @pytest.mark.thorough

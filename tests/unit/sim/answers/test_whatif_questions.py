@@ -16,6 +16,7 @@ from sim.answers.whatif import BreakEven
 from sim.answers.whatif_questions import QUESTIONS, held_bits, once_allocated
 from sim.machine.ledger import Ledger
 from sim.study.trials import Trial
+from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
 
 @dataclass(frozen=True)
@@ -269,3 +270,36 @@ def test_several_sequences_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> 
         "1,024 tokens of context of each of 2 sequences take as many bytes as 154 slots a layer;"
         " keys and values alone fill the memory at 129 tokens"
     )
+
+
+@pytest.mark.parametrize(("layers", "said"), [(None, 1), (3, 3)])
+def test_drafts_are_asked_with_a_layer_whose_experts_stay_or_move(
+    layers: int | None, said: int
+) -> None:
+    run = machine(config={"workload": {"draft_layers": layers}})
+    words = ("workload.draft_tokens=2", f"workload.draft_layers={said}")
+    assert QUESTIONS["drafts"].words(2.0, run) == {
+        "offloaded": (*words, f"workload.draft_experts={OFFLOADED}"),
+        "on device": (*words, f"workload.draft_experts={ON_DEVICE}"),
+    }
+    always = {name: one.always for name, one in QUESTIONS.items() if one.always}
+    assert always == {"drafts": (0,)}
+
+
+def test_drafts_pay_as_long_as_a_step_takes_no_longer_than_it_gives_tokens() -> None:
+    @dataclass(frozen=True)
+    class Drafted:
+        tokens: int = 0
+
+        @property
+        def expected_tokens(self) -> float:
+            return 0.5 * self.tokens + 0.875
+
+    arithmetic = QUESTIONS["drafts"].arithmetic
+    assert arithmetic is not None
+    found = arithmetic([], machine(workload=SimpleNamespace(speculation=Drafted())), [0, 1, 3.0])
+    told = (
+        "a step with 3 drafts gives 2.38 tokens in the mean, so they pay while it takes less than"
+        " 2.38 times as long as one without"
+    )
+    assert found == BreakEven("drafts pay", None, 0, 3.0, 2.375, told)

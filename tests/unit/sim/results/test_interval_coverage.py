@@ -6,12 +6,15 @@ The two systems differ by chance alone.
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage
-from sim.results.coverage import coverage_at
+from sim.results.coverage import TAILS as TOLD_TAILS
+from sim.results.coverage import Coverage, coverage_at, covered
 from sim.results.intervals import MIN_SEQUENCES, Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.paired import paired
@@ -88,3 +91,39 @@ def test_a_system_against_itself_is_called_faster_or_slower_in_at_most_6_of_100_
 def test_one_sequence_has_no_interval_to_cover_anything() -> None:
     assert coverage_at(np.ones(1)) is None
     assert coverage_at(np.ones(2), trials=4) is not None
+
+
+def test_an_interval_covers_its_own_ends_but_for_rounding() -> None:
+    """Trials without chance, each half as long: the interval of every one is its ratio alone."""
+    ours = np.array([[1.0, 2.0, 4.0], [3.0, 1.0, 1.0]])
+    ratio = np.array([[2.0], [3.0]])
+    assert covered(ratio * ours, ours, 2.0) == 0.5
+    assert covered(2 * ours, ours, 2.0 * (1 + 5e-13)) == covered(2 * ours, ours, 2.0 - 1e-12) == 1
+    assert covered(2 * ours, ours, 2.0 * (1 + 3e-12)) == covered(2 * ours, ours, 2.0 - 6e-12) == 0
+
+
+def test_the_tails_that_are_drawn_and_the_same_answer_again() -> None:
+    shape = (2, 3)
+
+    def drawn(name: str, value: float = 0.0) -> Any:
+        asked: list[Any] = []
+
+        def draw(*words: Any) -> Any:
+            asked.append(words)
+            return np.full(shape, value)
+
+        names = ("lognormal", "standard_t", "exponential")
+        random: Any = SimpleNamespace(**dict.fromkeys(names, draw))
+        return TOLD_TAILS[name](random, shape)[0, 0], asked
+
+    assert drawn("5 %", 1.5) == (1.5, [(0, 0.05, shape)])
+    assert drawn("20 %", 1.5) == (1.5, [(0, 0.2, shape)])
+    assert drawn("t with 3 degrees", 2.0) == (pytest.approx(np.exp(0.1)), [(3, shape)])
+    ends = [drawn("t with 3 degrees", value)[0] for value in (-99.0, 99.0)]
+    assert ends == [pytest.approx(np.exp(-3)), pytest.approx(np.exp(3))]
+    assert drawn("exponential", 2.0) == (pytest.approx(1.2), [(1, shape)])
+    lengths = np.array([1.0, 2.0, 1.5, 3.0])
+    found = coverage_at(lengths, trials=50)
+    assert found == coverage_at(lengths, 50, 1) != coverage_at(lengths, 50, 2)
+    assert isinstance(found, Coverage)
+    assert (found.trials, found.lowest < found.highest) == (50, True)

@@ -6,10 +6,24 @@ The labels of several runs are told together.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from sim.results.labels import Labels, caption, from_row, labels_in, labels_of, told, write_on
+from sim.machine.validated import Validated
+from sim.results.labels import (
+    Labels,
+    _machine,
+    caption,
+    error_of,
+    from_row,
+    labels_in,
+    labels_of,
+    synthetic_label,
+    told,
+    write_on,
+)
 from sim.setup.execute import execute
 from sim.study.trials import prepared, trial
 
@@ -77,6 +91,61 @@ def test_prompts_served_low_are_lossy_though_decoding_is_not() -> None:
 def test_a_predictor_fitted_on_the_runs_own_sequences_knows_the_future() -> None:
     run = replace(prepared((*FEW, "system=lru")), fitted_on=3)
     assert labels_of(run, None).knows_future == "knows the future (fitted on 3 of its sequences)"
+
+
+@pytest.mark.parametrize(
+    ("source", "provenance", "label"),
+    [
+        ("recorded", {}, None),
+        ("recorded", {"draft_gates": "S"}, "S"),
+        ("synthetic", {"of": "x"}, "SYNTHETIC gates: t"),
+        ("synthetic", {"draft_gates": "S"}, "SYNTHETIC gates: t; S"),
+    ],
+)
+def test_gates_that_nobody_recorded_have_a_label(
+    source: str, provenance: dict[str, str], label: str | None
+) -> None:
+    header: Any = SimpleNamespace(name="t", source=source, provenance=provenance)
+    assert synthetic_label(header) == label
+
+
+COMPARED = Validated(18, 3, 1.03, 1.33, 0.1)
+NOBODY = "no time of The Machine was ever compared with a real machine's"
+
+
+@pytest.mark.parametrize(
+    ("compared", "changed", "lent", "label"),
+    [
+        (None, (), None, NOBODY),
+        (None, (), "a takes b's", f"{NOBODY}; a takes b's"),
+        (COMPARED, (), None, f"m: {COMPARED}"),
+        (COMPARED, (), "a takes b's", f"m: {COMPARED}; a takes b's"),
+        # What it holds changes no time; what it does, however it is written, changes all of them.
+        (
+            COMPARED,
+            ("hardware.memory_gib=8", "++hardware.reserved_gib=1", "seed=1"),
+            None,
+            f"m: {COMPARED}",
+        ),
+        (COMPARED, ("seed=1", "hardware.links.pcie.peak=1"), None, NOBODY),
+        (COMPARED, ("++hardware.host.load=1",), None, NOBODY),
+        (COMPARED, ("~hardware.measured",), None, NOBODY),
+    ],
+)
+def test_a_machine_tells_its_error_unless_words_make_it_another_machine(
+    compared: Validated | None, changed: tuple[str, ...], lent: str | None, label: str
+) -> None:
+    measured = SimpleNamespace(told=lambda precisions: {("fp16",): lent}[precisions])
+    hardware = SimpleNamespace(name="m", title="The Machine", compared=compared, measured=measured)
+    geometry = SimpleNamespace(precisions=("fp16",))
+    run: Any = SimpleNamespace(
+        hardware=hardware, changed=changed, controller=SimpleNamespace(geometry=geometry)
+    )
+    assert _machine(run) == label
+    assert error_of(run) == (None if label.startswith(NOBODY) else compared)
+    if lent is None:
+        hardware.measured = None
+        assert _machine(run) == label
 
 
 def test_overrides_of_the_surroundings_are_labels_of_a_trial_and_survive_a_column() -> None:

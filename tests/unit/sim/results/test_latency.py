@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 import pytest
 
+from sim.results.frames import Frames
 from sim.results.intervals import ratio_interval, share_interval
 from sim.results.latency import (
     _rate,
@@ -91,6 +92,16 @@ def test_the_time_of_a_step_is_shared_equally_among_its_sequences() -> None:
     assert (decode_ns.tolist(), tokens.tolist()) == ([50, 20, 0], [2, 1, 0])
     assert prefill_time(frames).tolist() == [100, 60, 20]
     assert whole_time(frames).tolist() == [150, 80, 20]
+
+
+def test_of_a_run_they_are_computed_once_and_of_its_files_each_time() -> None:
+    files, nothing = three_requests(), cast(Any, None)
+    frames = Frames(nothing, nothing, nothing, nothing, ())
+    vars(frames).update(tokens=files.tokens, sequences=files.sequences)
+    found = decode_time_and_tokens(frames)
+    assert decode_time_and_tokens(frames) is found
+    assert [column.tolist() for column in found] == [[50, 20, 0], [2, 1, 0]]
+    assert decode_time_and_tokens(files) is not decode_time_and_tokens(files)
 
 
 def test_intervals_are_over_the_sums_of_each_sequence() -> None:

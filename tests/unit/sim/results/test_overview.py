@@ -39,6 +39,76 @@ def test_where_nothing_is_lossless_a_lossy_system_is_best_and_a_bound_is_no_syst
     assert "there is no system, only seer" in verdict(bound)
 
 
+def test_an_answer_in_whole_where_runs_tie_or_are_too_few() -> None:
+    """Of lossy and no systems the fastest is told, and only of the best's own kind who ties."""
+    blur = np.array([1.3, 0.8, 1.1, 0.9])
+    runs = [
+        run("seer", 9.0, labels=BOUNDED),
+        run("seen", 8.0, labels=BOUNDED),
+        run("low", 4.0, labels=LOST),
+        run("less", 3.0, labels=LOST),
+    ]
+
+    def blurred(one: Done, number: int) -> Done:
+        assert one.decode_ns is not None
+        return Done(one.summary, (), (one.decode_ns * blur)[:number])
+
+    tie = [run("a", 2.0), blurred(run("b", 1.99), 4), blurred(run("z", 1.98, labels=LOST), 4)]
+    (found,) = overview([*runs, *tie]).sets
+    where = "With 25 % of the experts resident (10 GiB)"
+    rest = (
+        "low is 2.00x [2.00, 2.00] as fast and lossy; seer is 4.50x [4.50, 4.50] as fast and no"
+        " system."
+    )
+    assert verdict(found) == (
+        f"{where} a, b tie as the fastest lossless systems, a with 2 tokens/s; {rest}"
+    )
+    few = [Done(one.summary) for one in runs] + [blurred(one, 3) for one in tie]
+    assert verdict(overview(few).sets[0]) == (
+        f"{where} a has the highest speed of lossless systems, 2 tokens/s (not sure: fewer than 4"
+        " sequences); low is 2.00x as fast and lossy; seer is 4.50x as fast and no system."
+    )
+    # The best is lossy itself: no word of the lossy ones, and of one lossless none is left.
+    assert verdict(overview([*runs[:2], run("low", 4.0, labels=LOST)]).sets[0]) == (
+        f"{where} low is the fastest lossy system, 4 tokens/s; seer is 2.25x [2.25, 2.25] as fast"
+        " and no system."
+    )
+    assert verdict(overview(runs[:2]).sets[0]) == (
+        f"{where} there is no system, only seer: 9 tokens/s."
+    )
+
+
+def test_the_file_of_tables_in_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without a time by sequence has no interval; of no run there is no figure."""
+    drawn.kept(monkeypatch)
+    refused = [Refused(f"x={at}", "pool 3 is full") for at in range(4)]
+    runs = [run("a", 2.0), Done(run("b", 1.0, ends=None).summary), run("a", 3.0, share=0.5)]
+    found = overview([*runs, run("c", 5.0, name="u")], refused)
+    files = write(found, tmp_path)
+    assert [path.name for path in files][3:] == ["figure.png", "figure.svg"]
+    (of_interval,) = [text for text in notes(found) if text.startswith("x best: ")]
+    head = "| resident | system | tokens/s | 95 % | x best | 95 % |\n|---|---|---|---|---|---|\n"
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == (
+        "## m on h; trace t (eval), 4 sequences; sequential\n\n"
+        f"{head}"
+        "| 25.0% | a | 2 | 1.8 to 2.2 | 1 |  |\n"
+        "| 25.0% | b | 1 |  | 0.50 |  |\n"
+        "| 50.0% | a | 3 | 2.7 to 3.3 | 1 |  |\n\n"
+        "With 25 % of the experts resident (10 GiB) a is the fastest lossless system, 2 tokens/s.\n"
+        "\nWith 50 % of the experts resident (20 GiB) a decodes 3 tokens/s.\n\n"
+        "## m on h; trace u (eval), 4 sequences; sequential\n\n"
+        f"{head}"
+        "| 25.0% | c | 5 | 4.5 to 5.5 | 1 |  |\n\n"
+        "With 25 % of the experts resident (10 GiB) c decodes 5 tokens/s.\n\n"
+        f"- {of_interval}\n"
+        "- refused (4): pool 3 is full: x=0; x=1; x=2 and 1 more\n"
+    )
+    told = overview([], refused[:3])
+    assert [path.name for path in write(told, tmp_path)] == ["table.csv", "table.md", "table.json"]
+    assert (tmp_path / "table.csv").read_text(encoding="utf-8").split() == ["status"]
+    assert [*notes(told)][-1] == "refused (3): pool 3 is full: x=0; x=1; x=2"
+
+
 def test_one_run_alone_is_not_called_the_fastest() -> None:
     (alone,) = overview([run("a", 2)]).sets
     (lossy,) = overview([run("low", 4, labels=LOST)]).sets

@@ -274,6 +274,29 @@ def test_an_interval_that_its_transfer_does_not_explain_is_an_error_not_a_residu
         split((10, 25, 0), sent)
 
 
+@pytest.mark.parametrize(
+    ("mine", "told"),
+    [
+        (Sent(DEMAND, ((0, 5),)), "(queued on link 0 at 5; served never ns)"),
+        (
+            Sent(
+                DEMAND,
+                ((1, 5), (0, 15)),
+                (Service(6, 15, link=1), Service(16, 20), Service(30, None)),
+            ),
+            "(queued on link 1 at 5, on link 0 at 15; served 6..15, 16..20, 30..cut ns)",
+        ),
+    ],
+)
+def test_the_error_tells_where_a_transfer_was_queued_and_when_it_was_served(
+    mine: Sent, told: str
+) -> None:
+    other = one(DEMAND, 0, 1, 4)
+    with pytest.raises(RuntimeError) as error:
+        split((10, 25, 1), other, mine)
+    assert str(error.value) == (f"idle interval 10..25 ns is not explained by transfer 1 {told}")
+
+
 def test_a_rest_whose_prefetch_ended_at_another_time_explains_nothing() -> None:
     with pytest.raises(RuntimeError, match="not explained by transfer 1"):
         split((10, 25, 1), one(PREFETCH, 2, 3, 13), one(DEMAND, 14, 17, 25, parent=0))

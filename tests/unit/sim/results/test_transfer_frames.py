@@ -133,6 +133,41 @@ def test_a_run_without_transfers_has_moved_nothing() -> None:
     }
 
 
+def test_of_a_cut_service_whose_rest_is_known_the_rest_is_left() -> None:
+    """50 B and two victims of 5 and 11 B take 110 + 20 + 32 = 162 ns; 62 of them are left. Of link
+    1 the victims are none of its work: 10 B take 30 ns, and 31 are left.
+    """
+    cut = Sent(
+        DEMAND,
+        ((1, 900), (0, 910)),
+        (Service(900, None, link=1, moved=10), Service(930, None, moved=50)),
+        write_back=(1, 3),
+    )
+    told = traffic(cut)
+    told.record.service_left_ns.update({0: 31, 1: 62})
+    assert told.services.moved_bytes.tolist() == [0, 50 * 100 // 162]
+    assert told.services.written_bytes.tolist() == [0, 16 * 100 // 162]
+    told = traffic(cut)
+    told.record.service_left_ns.update({0: 12, 1: 162})
+    assert told.services.moved_bytes.tolist() == [10 * 18 // 30, 0]
+
+
+def test_who_shares_a_link_with_an_engine_until_it_ends_leaves_it_alone_from_then_on() -> None:
+    """Row 0 is alone 10..30 and from 36 on, and row 1 shares 30..36; row 2 never began to move."""
+    number = np.array([0, 1, 2])
+    services = Services(
+        number,
+        np.zeros(3, np.int64),
+        number,
+        np.array([0, 20, 25]),
+        np.array([40, 36, 33]),
+        number,
+        number,
+    )
+    assert services.progress_ns(0, 10, 40) == 10 + 20 + Fraction(6, 2) + 4
+    assert services.progress_ns(1, 10, 36) == 10 + Fraction(6, 2)
+
+
 @pytest.mark.parametrize(
     ("row", "until", "done"),
     [

@@ -1,0 +1,87 @@
+"""A recorded run's folder, written by hand, and the words that simulate it again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sim.answers.recorded_run import COLUMNS, read_recorded, stored_bytes, words_of
+
+SUMMARY: dict[str, Any] = {
+    "system": "hobbit seed=1 cache=lfu 'a=b c'",
+    "hardware": "h",
+    "budget": {"resident_share": 0.25},
+}
+CONFIG = "loader: {wait: all}\nmodel: {sites: 2}\n"
+
+
+def written(folder: Path) -> Path:
+    (folder / "summary.json").write_text(json.dumps(SUMMARY), encoding="utf-8")
+    (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    for name, columns in COLUMNS.items():
+        rows = pl.DataFrame({column: [at] for at, column in enumerate((*columns, "more"))})
+        rows.write_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def test_a_folder_is_read_with_the_columns_that_are_wanted(tmp_path: Path) -> None:
+    found = read_recorded(written(tmp_path))
+    assert found.summary == SUMMARY
+    assert found.config == {"loader": {"wait": "all"}, "model": {"sites": 2}}
+    tables = found.tables
+    told = [table.row(0, named=True) for table in (tables.lookups, tables.transfers, tables.tokens)]
+    assert told == [{name: at for at, name in enumerate(names)} for names in COLUMNS.values()]
+    assert tables.wait == "all"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("summary.json", None, "{folder} holds no run (FileNotFoundError: "),
+        ("summary.json", "{", "{folder} holds no run (JSONDecodeError: "),
+        ("summary.json", "[]", "{folder} holds no run (TypeError: "),
+        ("summary.json", '{"system": "a"}', "{folder} holds no run (KeyError: 'budget'); name a"),
+        ("config.yaml", None, "{folder}/config.yaml has no loader.wait or model ("),
+        (
+            "config.yaml",
+            "loader: {wait: all}",
+            "{folder}/config.yaml has no loader.wait or model (",
+        ),
+        ("config.yaml", "a: [", "{folder}/config.yaml has no loader.wait or model ("),
+        ("tokens.parquet", None, "{folder}/tokens.parquet cannot be read ("),
+        ("lookups.parquet", "x", "{folder}/lookups.parquet cannot be read ("),
+    ],
+)
+def test_a_folder_without_a_run_is_refused_by_its_file(
+    file: str, text: str | None, told: str, tmp_path: Path
+) -> None:
+    place = written(tmp_path) / file
+    place.unlink()
+    if text is not None:
+        place.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"run again|python -m real or moelab run") as refused:
+        read_recorded(tmp_path)
+    assert str(refused.value).startswith(told.format(folder=tmp_path))
+
+
+def test_words_of_a_run_give_way_to_those_that_are_given() -> None:
+    of_run = ["system=hobbit", "seed=1", "cache=lfu", "a=b c", "budget.resident_share=0.25"]
+    assert words_of(SUMMARY, []) == of_run
+    told = {**SUMMARY, "overrides": ["trace.path=x", "hardware.name=y"]}
+    assert words_of(told, ["cache=lru", "trace.path=z"]) == [
+        *(word for word in of_run if word != "cache=lfu"),
+        "hardware.name=y",
+        "cache=lru",
+        "trace.path=z",
+    ]
+
+
+def test_the_bytes_of_a_store_are_told_by_precision_and_a_simulated_run_has_none() -> None:
+    store = {"precisions": {"fp16": {"bytes": 80}, "int4": {"bytes": "20"}}}
+    assert stored_bytes({"real": {"store": store}}) == (80, 20)
+    nothing: list[dict[str, Any]] = [{}, {"real": None}, {"real": {}}, {"real": {"store": {}}}]
+    assert [stored_bytes(one) for one in nothing] == [()] * 4
