@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from helpers.audited import files, given
+from sim.audit import __main__ as command
 from sim.audit import lookups, settings
 from sim.audit.__main__ import Audit, Difference, audit
 from sim.audit.rules import Between, Left, Rule
@@ -305,4 +306,22 @@ def test_what_agrees_what_differs_and_what_nobody_computes_are_told_apart(
     assert list(map(str, found.differences)) == [
         "calibration.ci95.n[1]: summary.json has 3.0, the files give 3.5 (an end)",
         "gone: summary.json has '(nothing)', the files give 5 (of none)",
+    ]
+
+
+@pytest.mark.parametrize("differ", [0, 1])
+def test_differences_are_printed_first_then_what_is_not_recomputed_and_the_counts(
+    differ: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    differences = [Difference(Rule("a", 1, "why"), 2)] * differ
+    found = Audit(["x", "y"], differences, {"no file": ["b", "c"], "another": ["d"]})
+    monkeypatch.setattr(command, "read_run", str)
+    monkeypatch.setattr(command, "audit", lambda run: found if run == "here" else None)
+    assert command.main(["here"]) == differ
+    assert capsys.readouterr().out.splitlines() == [
+        *["DIFFERS a: summary.json has 2, the files give 1 (why)"] * differ,
+        "not recomputed:",
+        "  b, c: no file",
+        "  d: another",
+        f"2 keys agree, {differ} differ",
     ]

@@ -143,7 +143,7 @@ for package, exports in json.loads(sys.argv[1]).items():
 def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
     """The key covers every module of the project that python has loaded after a run."""
     paper = load_paper("hobbit")
-    trace = Runner(tmp_path).trace_dir(paper, "tiny_mixtral")
+    trace = Runner(tmp_path, 1).trace_dir(paper, "tiny_mixtral")
     words = (
         "model=tiny_gates_half_mixtral",
         "system=hobbit",
