@@ -172,6 +172,21 @@ def test_a_request_that_cannot_be_met_is_refused(preset, given, told):
     assert told in str(refused.value)
 
 
+def test_a_request_may_be_at_the_ends_of_its_ranges_and_is_of_eight_sequences_by_default():
+    least = {"tokens": 1, "sequences": 1, "prompt_tokens": 0, "seed": 0, "lookahead": 0}
+    trace = make(**least).trace
+    assert (trace.ids.shape, trace.lookahead, trace.header.lookahead) == ((1, 5, 2), {}, None)
+    most = make(tokens=1, lookahead=4, hidden_sequences=3)
+    assert (sorted(most.inputs), most.inputs[2].shape[:2]) == ([0, 1, 2], (5, 5))
+    scores = most.trace.lookahead["raw"][most.trace.phase == DECODE]
+    assert np.isfinite(scores[:, 0]).all()
+    assert not np.isfinite(scores[:, 1, 3]).any()
+    both = make(BOTH, lookahead=2, prompt_tokens=1)
+    assert [one.weight.shape[0] for one in (both.routers,)] == [3]
+    assert both.inputs == {}
+    assert Request("one", 5) == Request("one", 5, "", 8, 32, 0, 3, 0)
+
+
 def test_the_command_writes_a_trace_and_tells_how_good_the_fit_is(tmp_path, capsys):
     given = [
         "like=switch_base_8",

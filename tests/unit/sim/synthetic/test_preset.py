@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -157,17 +157,30 @@ def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypa
         ValueError, match=r"no fit of some for reading=plain; run python -m capture\.calibrate"
     ):
         load_fit(preset, "plain")
-    fit = Fit(replace(Walk(), popularity=0.25), (FitRow(TARGET, 0.31, 0.01),), 8, 128)
+    fit = Fit(replace(Walk(), popularity=0.25), (FitRow(TARGET, 0.31234, 0.01234),), 8, 128)
     path = write_fits(preset, {"plain": fit})
     write_fits(preset, {"other": replace(fit, tokens=64)})
     assert load_fit(preset, "plain") == fit
-    row = json.loads(path.read_text())["plain"]["table"][0]
-    assert (row["target"], row["achieved"], row["residual"], row["source"]) == (
-        0.3,
-        0.31,
-        0.01,
-        "a paper, table 1",
-    )
+    stored = json.loads(path.read_text())
+    assert {name: one["tokens"] for name, one in stored.items()} == {"plain": 128, "other": 64}
+    assert stored["plain"]["sequences"] == 8
+    assert stored["plain"]["knobs"] == asdict(fit.walk)
+    row = {
+        "statistic": "gini",
+        "target": 0.3,
+        "uncertainty": 0.05,
+        "source": "a paper, table 1",
+        "borrowed": None,
+        "knob": "popularity",
+        "achieved": 0.31234,
+        "deviation": 0.01234,
+        "residual": 0.01234,
+    }
+    assert stored["plain"]["table"] == [row]
+    write_fits(preset, {"plain": replace(fit, rows=(FitRow(TARGET, 0.312345678, 0.0987654),))})
+    (row,) = json.loads(path.read_text())["plain"]["table"]
+    told = (row["achieved"], row["deviation"], row["residual"])
+    assert told == (0.31235, 0.09877, 0.01235), "five digits"
     with pytest.raises(ValueError, match="is of other targets than the preset has"):
         load_fit(some(targets=(replace(TARGET, value=0.4),)), "plain")
 
@@ -175,6 +188,9 @@ def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypa
 def test_reached_is_within_the_uncertainty_and_the_deviation():
     assert FitRow(TARGET, 0.355, 0.01).is_reached
     assert not FitRow(TARGET, 0.365, 0.01).is_reached
+    even = replace(TARGET, value=0.25, uncertainty=0.125)
+    assert FitRow(even, 0.5, 0.125).is_reached, "the end counts"
+    assert FitRow(even, 0.0, 0.125).is_reached, "on either side"
 
 
 def test_every_preset_has_a_fit_and_the_page_names_the_nearest_of_those_that_borrow_one():
