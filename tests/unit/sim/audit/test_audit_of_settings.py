@@ -267,7 +267,7 @@ def test_shares_of_no_needs_or_of_no_weight_are_not_known() -> None:
 def test_what_agrees_what_differs_and_what_nobody_computes_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The parts of stalls add up in whole ns. An end that is no number is no key of its own."""
+    """The parts of stalls add up in whole ns. An end that is no number differs."""
     told = {
         "a": {"b": 1, "c": 2, "d": {"e": 3}},
         "stall_s": {"x": 0.1, "y": 0.2},
@@ -275,7 +275,7 @@ def test_what_agrees_what_differs_and_what_nobody_computes_are_told_apart(
         "calibration": {"ci95": {"n": [0.5, 3.0]}},
         "odd": 0,
     }
-    ends = {"ci95.n[0]": 1.0, "ci95.p[1]": 4.0, "calibration.ci95.n[1]": 3.5}
+    ends = {"ci95.p[0]": 4.0, "ci95.n[0]": 1.0, "calibration.ci95.n[1]": 3.5}
     rules = [
         *(Rule(key, end, "an end") for key, end in ends.items()),
         Rule("stall_s", 0.3, "the sum"),
@@ -293,8 +293,8 @@ def test_what_agrees_what_differs_and_what_nobody_computes_are_told_apart(
     run = replace(files(), summary=told)
     found = audit(run)
     assert found == Audit(
-        ["ci95.n[0]", "ci95.p[1]", "stall_s", "a.b"],
-        [Difference(rules[2], 3.0), Difference(rules[5], "(nothing)")],
+        ["ci95.n[0]", "stall_s", "a.b"],
+        [Difference(rules[0], "low"), Difference(rules[2], 3.0), Difference(rules[5], "(nothing)")],
         {
             "outer": ["a.c"],
             "inner": ["a.d.e"],
@@ -304,6 +304,7 @@ def test_what_agrees_what_differs_and_what_nobody_computes_are_told_apart(
         },
     )
     assert list(map(str, found.differences)) == [
+        "ci95.p[0]: summary.json has 'low', the files give 4.0 (an end)",
         "calibration.ci95.n[1]: summary.json has 3.0, the files give 3.5 (an end)",
         "gone: summary.json has '(nothing)', the files give 5 (of none)",
     ]
