@@ -240,6 +240,7 @@ def test_a_histogram_has_every_decoded_token_once(axis: Any, folder: Path) -> No
     assert sum(tops) == 5
     assert (edges[0], edges[-1]) == (3, 13)
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("time per decoded token (ms)", "tokens")
+    assert legend(axis) == ["a"]
 
 
 def _height(corners: Any, left: float, right: float) -> float:
@@ -254,6 +255,7 @@ def test_a_hit_ratio_counts_decoded_needs_that_were_asked_for(axis: Any, folder:
     assert curves(axis) == {"a": ([0, 1], [2 / 5, 3 / 4])}
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("layer (MoE site)", "hit ratio, decode")
     assert axis.get_ylim() == (0, 1)
+    assert legend(axis) == ["a"]
 
 
 def test_a_hit_ratio_by_token_counts_the_tokens_of_each_sequence(axis: Any, folder: Path) -> None:
@@ -263,6 +265,7 @@ def test_a_hit_ratio_by_token_counts_the_tokens_of_each_sequence(axis: Any, fold
     assert axis.get_xlabel() == "decoded token of its sequence"
     assert axis.get_ylabel() == "hit ratio, decode"
     assert axis.get_ylim() == (0, 1)
+    assert legend(axis) == ["a"]
 
 
 def test_a_link_is_busy_for_the_share_of_each_interval_that_it_serves(
