@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -134,3 +135,62 @@ def test_each_entrant_has_a_certificate_against_the_rival_and_old_ones_go(
     rows = pl.read_csv(tmp_path / "new" / "leaderboard.csv")
     assert rows["entrant"].to_list() == ["a", "b", "c x=<1>"]
     assert rows["certificate"].to_list() == [files.get(("1_t_h", one.name)) for one in (A, B, C)]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rival", "top", "options", "place"),
+    [
+        ([], "leaderboard", "lru", 5, {}, "outputs/leaderboard"),
+        (
+            ["name=n", "against=a", "top=2", "workers=3", "output_dir=o", "seed=4"],
+            "n",
+            "a",
+            2,
+            {"workers": "3"},
+            "o",
+        ),
+    ],
+)
+def test_the_command_runs_the_cells_of_its_plan_and_shows_and_writes_their_boards(
+    words: list[str],
+    name: str,
+    rival: str,
+    top: int,
+    options: dict[str, str],
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told: list[Any] = []
+
+    class Planned(SimpleNamespace):
+        def with_last(self, words: Any) -> Planned:
+            told.append(("words", list(words)))
+            return self
+
+    rows = pl.DataFrame({"key": ["k3", "kx", "k2"], "n": [3, 9, 2]})
+    monkeypatch.setattr(leaderboard, "read_plan", lambda name: Planned(name=name, search=None))
+    monkeypatch.setattr(leaderboard, "plan_cells", lambda plan: [2, 3])
+    monkeypatch.setattr(leaderboard, "check_entrant", lambda *of: told.append(("entrant", *of)))
+    monkeypatch.setattr(leaderboard, "entered", lambda cell: SimpleNamespace(key=f"k{cell}"))
+    monkeypatch.setattr(leaderboard, "make_launcher", lambda *of: ("launcher", *of))
+    monkeypatch.setattr(leaderboard, "conduct", lambda *of: told.append(("conduct", *of)))
+    monkeypatch.setattr(leaderboard, "read_cells", lambda place: rows)
+    monkeypatch.setattr(leaderboard, "boards_of", lambda rows: ([r["n"] for r in rows], ["left"]))
+    monkeypatch.setattr(leaderboard, "write", lambda *of: told.append(("write", *of)))
+    monkeypatch.setattr(
+        leaderboard, "show", lambda *of: told.append(("show", *of[:-1], of[-1].width))
+    )
+    assert leaderboard.main(words) == 0
+    cells = [SimpleNamespace(key="k2"), SimpleNamespace(key="k3")]
+    launcher = ("launcher", "pool", options)
+    assert told == [
+        ("words", words[5:]),
+        ("entrant", rival, [2, 3]),
+        ("conduct", name, cells, launcher, Path(place), False, leaderboard.say),
+        ("write", [2, 3], ["left"], rival, " ".join(["moelab leaderboard", *words]), Path(place)),
+        ("show", [2, 3], ["left"], rival, top, 118),
+    ]
+    assert capsys.readouterr().out == (
+        f"files: {place}/leaderboard.html {place}/leaderboard.csv {place}/certificates/\n"
+    )
