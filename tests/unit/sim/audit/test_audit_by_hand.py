@@ -10,6 +10,7 @@ import pytest
 
 from helpers.audited import files, given
 from sim.audit import lookups, times, traffic
+from sim.audit.files import RunFiles
 from sim.audit.rules import Between, Holds, Left, agrees, flat
 
 
@@ -202,3 +203,138 @@ def test_a_value_agrees_within_a_billionth_and_is_of_its_own_kind(
 def test_a_summary_is_flat_by_dotted_keys_where_a_list_is_one_value() -> None:
     told = {"a": {"b": {"c": 1, "d": [2, {}]}, "e": {}}, "f": None}
     assert list(flat(told)) == [("a.b.c", 1), ("a.b.d", [2, {}]), ("a.e", {}), ("f", None)]
+
+
+# ---- times of what a usual run does not have
+
+
+def with_tokens(run: RunFiles, rows: list[tuple[Any, ...]], **more: list[int]) -> RunFiles:
+    """The run with these steps of its first sequence: number, phase, start, end."""
+    table = pl.DataFrame(
+        [(step, 0, at, phase, start, end, 1) for at, (step, phase, start, end) in enumerate(rows)],
+        run.tokens.schema,
+        orient="row",
+    ).with_columns(**{name: pl.Series(of) for name, of in more.items()})
+    return replace(run, tokens=table, sequences=run.sequences[:1])
+
+
+DRAFTED = [
+    (0, "prefill", 5, 10),
+    (1, "draft", 10, 14),
+    (2, "draft", 14, 16),
+    (3, "decode", 16, 30),
+    (4, "draft", 30, 31),
+    (5, "decode", 31, 35),
+]
+
+
+def test_a_step_that_checks_drafts_begins_with_the_first_of_them() -> None:
+    """Four tokens in 20 and 5 ns: three drafts checked, two kept."""
+    workload = {"draft_experts": "offloaded", "draft_tokens": 2, "draft_layers": 1}
+    run = with_tokens(
+        files(workload=workload), DRAFTED, drafts=[0, 0, 0, 2, 0, 1], new_tokens=[1, 0, 0, 3, 0, 1]
+    )
+    found = given(times.rules(run))
+    assert {key: value for key, value in found.items() if key.startswith("drafts")} == {
+        "drafts.checked": 3,
+        "drafts.kept": 2,
+        "drafts.tokens_per_step": 2.0,
+        "drafts.time_s": pytest.approx(7e-9),
+    }
+    assert found["decode_tokens_per_s"] == pytest.approx(4 / 25e-9)
+    assert found["itl_s.mean"] == pytest.approx(12.5e-9)
+    assert times.counts_after_the_first(run) == {0: 4}
+    assert times.shared_step_time_ns(run, times.after_the_first(run)) == {0: 25.0}
+    own = with_tokens(files(), DRAFTED, drafts=[0] * 6, new_tokens=[1] * 6)
+    assert "drafts.time_s" not in given(times.rules(own)), "without layers that draft"
+
+
+@pytest.mark.parametrize(("links", "disk", "ram"), [(("pcie", "nvme"), 21, 33), (("pcie",), 0, 54)])
+def test_what_was_reused_of_prompts_is_not_read_and_comes_from_the_drive_or_ram(
+    links: tuple[str, ...], disk: int, ram: int
+) -> None:
+    """Of six prompt tokens three were reused. Dense bytes begin at the link's source alone."""
+    run = files(
+        summary={
+            "prefixes": {"reused": {"device": 2, "ram": 1}},
+            "stall_s": {"dense": 0.5},
+        },
+        hardware={"links": {key: {} for key in links}},
+    )
+    later = run.transfers.with_columns(hop=pl.when(pl.col("number") == 2).then(1).otherwise("hop"))
+    assert given(times._prefixes(replace(run, transfers=later))) == {
+        "prefixes.prompt_tokens": 6,
+        "prefixes.read_tokens": 3,
+        "prefixes.reused": Left,
+        "prefixes.read_again": Left,
+        "prefixes.moved_bytes.disk": disk,
+        "prefixes.moved_bytes.ram": ram,
+        "prefixes.waits_s": 0.5,
+    }
+    assert given(times._prefixes(files())) == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "between_ns"),
+    [
+        (None, 10 + 5 - 5),
+        ({"wake_us": 0.003}, 7 + 2 - 5),
+        # A wait of 7 takes 3 more, one of 4 takes 2: half of it, down.
+        ({"wake_us": [[0, 0.0], [0.01, 0.005]]}, 7 + 4 - 5),
+    ],
+)
+def test_between_steps_the_host_waits_less_what_waking_takes(
+    host: dict[str, Any] | None, between_ns: int
+) -> None:
+    """Gaps of 10 and 5 ns; the first request arrives at 5."""
+    assert times.between_steps_ns(files(hardware={"links": {}, "host": host})) == between_ns
+
+
+ALL_PARTS = {
+    *("demand", "late_prefetch", "behind_prefetch", "storage", "dense", "cpu_join"),
+    *("predictor", "host"),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "hardware", "possible"),
+    [
+        ({}, {}, {"demand", "late_prefetch", "behind_prefetch", "storage", "dense"}),
+        ({"kinds": []}, {}, {"storage"}),
+        ({"kinds": ["demand"]}, {}, {"demand", "storage"}),
+        ({"kinds": ["prefetch"], "links": 1}, {}, {"demand", "late_prefetch", "behind_prefetch"}),
+        ({"kinds": [], "outcome": "cpu"}, {}, {"storage", "cpu_join"}),
+        ({"kinds": []}, {"devices": {"split": "owners", "links": "x"}}, {"storage", "cpu_join"}),
+        ({"kinds": []}, {"devices": {"split": "experts", "links": "x"}}, {"storage"}),
+        ({"kinds": []}, {"prediction_us": 2}, {"storage", "predictor"}),
+        ({"kinds": []}, {"forecasting": {"a": 1}}, {"storage", "predictor"}),
+        ({"kinds": []}, {"host": {"sync_us": 0.5, "name": "x"}}, {"storage", "host"}),
+        ({"kinds": []}, {"host": {"sync_us": 0}}, {"storage"}),
+        ({"kinds": [], "placement": {"us_per_assignment": 1.0}}, {}, {"storage", "host"}),
+        ({"kinds": [], "placement": {"us_per_assignment": 0.0}}, {}, {"storage"}),
+        ({"kinds": [], "real": True}, {}, {"storage", "predictor", "host"}),
+    ],
+)
+def test_a_part_of_waiting_is_0_where_nothing_could_cause_it(
+    change: dict[str, Any], hardware: dict[str, Any], possible: set[str]
+) -> None:
+    links = {key: {} for key in ("pcie", "nvme")[: change.get("links", 2)]}
+    run = files(
+        hardware={"links": links} | hardware,
+        placement=change.get("placement"),
+        summary={"real": {}} if change.get("real") else {},
+    )
+    if "kinds" in change:
+        run = replace(run, transfers=run.transfers.filter(pl.col("class").is_in(change["kinds"])))
+    if "outcome" in change:
+        run = replace(run, lookups=run.lookups.with_columns(outcome=pl.lit(change["outcome"])))
+    assert ALL_PARTS - set(times._impossible(run)) == possible
+
+
+def test_on_a_device_what_it_says_of_computing_gives_the_stalls() -> None:
+    """245 ns in all, of which it says that it computed 200."""
+    found = given(times._waiting(files(summary={"real": {}, "compute_busy_s": 200e-9})))
+    assert found["compute_busy_s"] == Between(0.0, 245e-9)
+    assert found["stall_s"] == pytest.approx(45e-9)
+    assert found["stall_s.no_request"] is Left
+    assert found["stall_s.cpu_join"] == 0.0
