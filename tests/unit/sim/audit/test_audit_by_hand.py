@@ -338,3 +338,29 @@ def test_on_a_device_what_it_says_of_computing_gives_the_stalls() -> None:
     assert found["stall_s"] == pytest.approx(45e-9)
     assert found["stall_s.no_request"] is Left
     assert found["stall_s.cpu_join"] == 0.0
+
+
+def test_devices_with_links_of_their_own_waste_and_move_over_each() -> None:
+    """The third prefetch goes to another device: 4 B and 60 B of the others are wasted as before."""
+    devices = {"count": 2, "split": "layers", "links": "own"}
+    run = files(hardware={"links": {"pcie": {}}, "devices": devices})
+    moved = pl.when(pl.col("number") == 3).then(pl.lit("pcie_1")).otherwise("link")
+    found = given(traffic.rules(replace(run, transfers=run.transfers.with_columns(link=moved))))
+    assert found["prefetch.wasted_bytes"] == 4 + 60 + 60
+    assert (found["bytes.pcie.prefetch"], found["bytes.pcie_1.prefetch"]) == (124, 60)
+    assert (found["bytes.pcie_1.write_back"], found["bytes.pcie_1.demand"]) == (0, 0)
+    assert found["link_utilisation.pcie_1"] == pytest.approx(30 / 245)
+
+
+@pytest.mark.parametrize(("cut", "is_whole"), [(False, True), (True, False)])
+def test_what_is_written_back_is_exact_unless_the_run_may_have_cut_it(
+    cut: bool, is_whole: bool
+) -> None:
+    """Whole if every transfer arrived before the last step's end at 250: the last one at 249."""
+    run = files()
+    last = pl.when(pl.col("number") == 7).then(250 if cut else 249).otherwise("end_ns")
+    arrived = run.transfers.with_columns(
+        end_ns=last, link=pl.when(pl.col("number") == 6).then(pl.lit("pcie")).otherwise("link")
+    )
+    found = traffic._written_back(replace(run, transfers=arrived))
+    assert given([found]) == {"bytes.pcie.write_back": 195 if is_whole else Between(0, 195)}
