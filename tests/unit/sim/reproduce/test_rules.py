@@ -184,6 +184,27 @@ def test_signs_are_of_speedups_reductions_and_orders_alone() -> None:
     assert has_published_sign(claim("time", 10), Value(1.0)) is None
 
 
+@pytest.mark.parametrize(
+    ("one", "value", "told"),
+    [
+        (claim("reduction", 10), Value(0.1), True),
+        (claim("reduction", 10), Value(0.0), False),
+        (claim("reduction", (4, 8)), Value(0.1, (0.1, 0.3)), True),
+        (claim("reduction", (4, 8)), Value(0.1, (0.1, -0.3)), False),
+        (claim("speedup_range", (1.2, 1.5)), Value(1.3, (1.1, 1.6)), True),
+        (claim("speedup_range", (1.2, 1.5)), Value(1.3, (0.9, 1.6)), False),
+        (claim("speedups", (1.2, 1.5)), Value(0.0, (1.1, 1.0)), False),
+        (claim("speedup", 0.8), Value(0.9), True),
+        (claim("speedup", 0.8), Value(1.1), False),
+        (claim("speedup", 1.0), Value(0.3), True),
+        (claim("order", 1), Value(1.0), False),
+        (claim("share", 1), Value(1.0), None),
+    ],
+)
+def test_a_sign_is_of_every_point(one: Claim, value: Value, told: bool | None) -> None:
+    assert has_published_sign(one, value) is told
+
+
 def identity(value: float | tuple[float, float], **given: object) -> Claim:
     return Claim(
         id="H999", where="1", says="x", role="identity", check="ratio", value=value, **given
