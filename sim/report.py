@@ -51,8 +51,8 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
     page = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab:"
         " report</title><link rel='icon'"
-        f" href='data:,'><style>{STYLE}</style></head><body><h1>{len(runs)}"
-        f" run{'s' * (len(runs) > 1)}</h1>{body}</body></html>\n"
+        f" href='data:,'><style>{STYLE}</style></head><body><h1>{_count(len(runs), 'run')}</h1>"
+        f"{body}</body></html>\n"
     )
     place = output_dir / "report.html"
     place.write_text(page, encoding="utf-8")
@@ -128,7 +128,7 @@ def _configuration(runs: Sequence[ReportedRun]) -> str:
             ),
             all_of(
                 {
-                    f"{run.summary['workload']}, {_count(run.summary['trace']['sequences'])}"
+                    f"{run.summary['workload']}, {_count(run.summary['trace']['sequences'], 'sequence')}"
                     for run in runs
                 }
             ),
@@ -153,8 +153,8 @@ def _named(runs: Sequence[ReportedRun]) -> list[tuple[str, Labels]]:
     return [(run.label, run.labels) for run in runs]
 
 
-def _count(sequences: int) -> str:
-    return f"{sequences} sequence{'s' * (sequences != 1)}"
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _table(runs: Sequence[ReportedRun], found: Overview) -> str:
@@ -217,7 +217,7 @@ def main(words: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{place}: {len(runs)} runs")
+    print(f"{place}: {_count(len(runs), 'run')}")
     return 0
 
 

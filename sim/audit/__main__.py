@@ -13,7 +13,7 @@ from typing import Any
 
 from sim.audit import growth, intervals, lookups, settings, sizes, times, traffic
 from sim.audit.files import NoRunError, RunFiles, read_run
-from sim.audit.rules import Left, Rule, agrees, flat, is_number
+from sim.audit.rules import Left, Rule, agrees, flat
 
 MISSING = "(nothing)"
 NO_RULE = "no rule of this version knows it"
@@ -92,7 +92,6 @@ def _ends(summary: Mapping[str, Any]) -> dict[str, Any]:
         for name, ends in intervals.items()
         if ends is not None
         for place, end in enumerate(ends)
-        if is_number(end)
     }
 
 

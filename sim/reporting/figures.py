@@ -80,9 +80,9 @@ def stalls(axis: Any, runs: Runs) -> None:
 
 def latency(axis: Any, runs: Runs) -> None:
     found = _token_ms(runs)
-    bins = token_bins([times for _, times in found]) if found else BINS
+    every = [times for _, times in found]
     for run, times in found:
-        axis.hist(times, bins=bins, histtype="step", label=run.label)
+        axis.hist(times, bins=token_bins(every), histtype="step", label=run.label)
     axis.set(xlabel="time per decoded token (ms)", ylabel="tokens")
     _legend(axis)
 

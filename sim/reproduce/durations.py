@@ -31,7 +31,7 @@ class Timing:
     after_gate: float
     read_bytes_per_s: float
     widen_bytes_per_s: float
-    in_line: bool = False
+    in_line: bool
 
 
 def timed(run: Run, timing: Timing) -> FixedDurations:

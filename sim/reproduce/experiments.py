@@ -23,13 +23,12 @@ from sim.process.orphans import leave_with_parent
 from sim.reproduce import arms, keys
 from sim.reproduce.arms import Arm, ArmError, Job, expand
 from sim.reproduce.identities import model
-from sim.reproduce.measured import Measured
+from sim.reproduce.measured import Measured, trace_in
 from sim.reproduce.measures import MEASURES, TRACE_MEASURES, Given, stacked_gates
 from sim.reproduce.roles import Experiment, Paper
 from sim.reproduce.rules import Value
 from sim.reproduce.storage import timing_of, whole_decoder_over_compute
 from sim.results.labels import Labels, from_row, synthetic_label
-from sim.setup.build import load_trace
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.header import parse_header, trace_sha256
@@ -134,7 +133,7 @@ def _group(
 class Runner:
     """Runs arms and keeps their results in ``folder``, so that a killed call can be resumed."""
 
-    def __init__(self, folder: Path, processes: int = 2) -> None:
+    def __init__(self, folder: Path, processes: int) -> None:
         self.folder, self.processes = folder, processes
         self.started = 0
 
@@ -257,9 +256,8 @@ def _command(module: str, *words: str) -> None:
         check=False,
     )
     if done.returncode:
-        raise ArmError(
-            f"python -m {module} {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}"
-        )
+        last = "".join(done.stderr.strip().splitlines()[-1:])
+        raise ArmError(f"python -m {module} {' '.join(words)}: {last}")
 
 
 @cache
@@ -353,9 +351,7 @@ def _value(
     if name in TRACE_MEASURES:
         (arm,) = point.groups[0].values()
         runner.make_trace(paper, arm.trace)
-        return TRACE_MEASURES[name](
-            load_trace(str(runner.trace_dir(paper, arm.trace)), lookahead_sites=3), asked
-        )
+        return TRACE_MEASURES[name](trace_in(str(runner.trace_dir(paper, arm.trace))), asked)
     groups = [{arm: results[run] for arm, run in group.items()} for group in point.groups]
     return MEASURES[name](Given(groups, asked, experiment.take))
 

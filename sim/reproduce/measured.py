@@ -59,7 +59,7 @@ def measure(config: Mapping[str, Any], trace_dir: Path, timing: Timing | None) -
 
     Raise ValueError as `build` does.
     """
-    run = build(config, "arm", _trace(str(trace_dir)), _SHARED)
+    run = build(config, "arm", trace_in(str(trace_dir)), _SHARED)
     durations: Any = run.durations if timing is None else timed(run, timing)
     record = simulate(run.controller, run.workload, durations)
     frames = Frames(run.controller, run.workload, durations, record, run.hardware.link_names)
@@ -67,7 +67,8 @@ def measure(config: Mapping[str, Any], trace_dir: Path, timing: Timing | None) -
 
 
 @lru_cache(maxsize=3)
-def _trace(path: str) -> Trace:
+def trace_in(path: str) -> Trace:
+    """The trace in a folder, with as many forecasts as any measure or predictor of a paper asks."""
     return load_trace(path, lookahead_sites=3)
 
 

@@ -45,6 +45,11 @@ def published(claim: Claim) -> tuple[float, ...]:
     return tuple(end * factor for end in ends)
 
 
+def at_most(found: float, most: float) -> bool:
+    """Whether it is; the last bits of a float must not decide."""
+    return found <= most * (1 + 1e-12)
+
+
 def same_sign(simulated: float, target: float) -> bool:
     """Whether both are above 1 or both below; with a target of 1 any number is right."""
     return target == 1 or (simulated - 1) * (target - 1) > 0
@@ -59,7 +64,7 @@ def speedup_agrees(simulated: float, target: float) -> bool:
     return (
         simulated > 0
         and same_sign(simulated, target)
-        and abs(log(simulated / target)) <= allowed * (1 + 1e-12)
+        and at_most(abs(log(simulated / target)), allowed)
     )
 
 
@@ -68,11 +73,11 @@ def odds(share: float) -> float:
 
 
 def odds_agree(simulated: float, target: float) -> bool:
-    return simulated > 0 and max(simulated / target, target / simulated) <= ODDS * (1 + 1e-12)
+    return simulated > 0 and at_most(max(simulated / target, target / simulated), ODDS)
 
 
 def near(simulated: float, target: float, allowed: float) -> bool:
-    return abs(simulated / target - 1) <= allowed * (1 + 1e-12)
+    return at_most(abs(simulated / target - 1), allowed)
 
 
 def _speedup(value: Value, target: Sequence[float], bound: str | None) -> bool:
@@ -108,9 +113,7 @@ def _reduction(value: Value, target: Sequence[float], bound: str | None) -> bool
     if not value.intervals or any(low <= 0 <= high for low, high in value.intervals):
         return False
     ends = (value.point,) if len(target) == 1 else (min(value.points), max(value.points))
-    return all(
-        abs(end - aim) <= aim / 2 * (1 + 1e-12) for end, aim in zip(ends, target, strict=True)
-    )
+    return all(at_most(abs(end - aim), aim / 2) for end, aim in zip(ends, target, strict=True))
 
 
 def _within(value: Value, target: Sequence[float], bound: str | None) -> bool:
@@ -194,7 +197,7 @@ def _matches_one(claim: Claim, computed: float, printed: float, decimals: int) -
     if claim.bound == "above":
         return computed > printed
     if claim.bound == "below":
-        return computed <= printed * (1 + 1e-12)
+        return at_most(computed, printed)
     unit = 10.0**decimals
     # The last bits of a float must not decide between 86.4 and 86.5.
     scaled = round(computed * unit, 6)

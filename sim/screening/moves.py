@@ -60,7 +60,7 @@ class Moves:
     controller: Controller
 
 
-def require_screenable(controller: Controller, is_timed: bool = False) -> None:
+def require_screenable(controller: Controller, is_timed: bool) -> None:
     """Raise ScreenError, naming the switch and the way out, where screening would not be exact.
 
     ``is_timed``: whether the run was given arrivals.

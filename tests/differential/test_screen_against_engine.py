@@ -61,7 +61,7 @@ def test_screening_is_the_engine_bit_for_bit_on_three_machines_at_a_time(scenari
             scenario = without_prefetches(seed, ties)
             machines = [scenario, slower(scenario, 2), slower(scenario, 5)]
             controller, workload = controller_for(scenario), ScenarioWorkload(scenario)
-            require_screenable(controller)
+            require_screenable(controller, False)
             try:
                 moves = first_pass(controller, workload)
             except ScreenError:  # a union that is served in waves
@@ -104,7 +104,7 @@ def test_what_depends_on_time_is_refused_by_its_switch() -> None:
     with pytest.raises(
         ScreenError, match=r"set predictor=none or loader\.prefetch_budget=0; moelab run runs it"
     ):
-        require_screenable(controller)
+        require_screenable(controller, False)
 
 
 IN_ORDER: dict[str, Any] = {
@@ -134,7 +134,7 @@ def test_with_prefetches_what_is_missing_depends_on_the_link_even_where_no_switc
         plain = replace(scenario, loader=replace(scenario.loader, lookahead=0, retention="strict"))
         try:
             controller = controller_for(plain)
-            require_screenable(controller)
+            require_screenable(controller, False)
             first_pass(controller, ScenarioWorkload(plain))
         except ScreenError:
             continue

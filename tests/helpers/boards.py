@@ -1,4 +1,4 @@
-"""A small leaderboard, made once for all tests that look at it."""
+"""A small leaderboard, made once for all tests that look at it, and a board by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
-from sim.board.entries import Board, Left, boards_of, entered
+from sim.board.entries import Board, Entry, Left, boards_of, entered
+from sim.results.coverage import Coverage
+from sim.results.labels import Labels
 from sim.study.cells import plan_cells
 from sim.study.plan import make_plan
 from sim.study.worker import run_cell
@@ -42,3 +44,27 @@ def small() -> tuple[tuple[Board, ...], tuple[Left, ...]]:
 def plain(value: Any) -> Any:
     """A copy as JSON keeps it."""
     return json.loads(json.dumps(value))
+
+
+# ---- by hand
+
+
+LOSSY = "lossy (experts at low precision)"
+
+
+def entry(name: str, rate: float, times: list[float], gap: float | None, **labels: Any) -> Entry:
+    row: Any = {
+        "decode_tokens_per_s": rate,
+        "hit_ratio": 0.876543,
+        "decode_ns": times,
+        "overrides": f"system={name} 'x=[1]'",
+    }
+    ends = None if gap is None else [0.912345 * rate, 1.112345 * rate]
+    summary = {"ci95": {"decode_tokens_per_s": ends}, "gap": gap}
+    return Entry(name, "cache", row, summary, Labels(synthetic="SYNTHETIC <t>", **labels))
+
+
+A = entry("a", 12.34567, [100.0, 210.0, 300.0, 430.0], 0.25678)
+B = entry("b", 6.0, [200.0, 420.0, 600.0, 860.0], None, lossy=LOSSY)
+C = entry("c x=<1>", 5.0, [110.0, 200.0, 310.0, 420.0], 0.0, knows_future="knows the future")
+BOARD = Board("1_t_h", "t on h", {}, (A, B, C), Coverage(0.9412, 0.9561, 4000))

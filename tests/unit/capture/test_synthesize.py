@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from capture.synthesize import KEYS, hidden_files, main, parse
 from sim.synthetic.gate_walk import Walk, gate_inputs, make_routers
 from sim.synthetic.preset import Fit, FitRow, Preset, Target
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
-from sim.traces.header import ModelShape
+from sim.traces.header import Lookahead, ModelShape
 from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import SCORE_STEP
 from sim.traces.trace import DECODE, PREFILL, Trace, read_trace, write_trace
@@ -71,6 +71,40 @@ def test_a_trace_survives_writing_and_says_synthetic_with_its_fit_table(tmp_path
         ("fit", 4, 7),
         ("eval", 4, 7),
     ]
+
+
+def test_a_header_says_all_that_the_gates_were_made_of():
+    """A target that no knob moves, and a preset without a note; the encoder's layers come first."""
+    free = replace(TARGET, knob=None, within=None, borrowed=None, statistic="cosine")
+    fit = Fit(WALK, (FitRow(TARGET, 0.31, 0.01), FitRow(free, 0.2984, 0.0016)), 8, 128)
+    preset = replace(BOTH, note="", targets=(TARGET, free))
+    header = synthesize_like(preset, fit, replace(REQUEST, reading="", lookahead=0)).trace.header
+    assert header.provenance == {
+        "generator": (
+            "capture.synthesize: a walk of gate inputs over layers and tokens, synthetic routers"
+        ),
+        "calibrated": True,
+        "like": "both",
+        "reading": ": as printed",
+        "split": "even sequences eval, odd sequences fit",
+        "seed": 2,
+        **{f"knob.{name}": value for name, value in asdict(WALK).items()},
+        "target.gini": (
+            "0.3 +- 0.05 (a paper, table 1, borrowed from another model); fitted, achieved 0.310 +-"
+            " 0.010"
+        ),
+        "target.cosine": "0.3 +- 0.05 (a paper, table 1); not fitted, achieved 0.298 +- 0.002",
+    }
+    assert [(site.site, site.name, site.layer, site.stack) for site in header.sites] == [
+        (0, "encoder.1", 1, "encoder"),
+        (1, "encoder.3", 3, "encoder"),
+        (2, "decoder.1", 1, "decoder"),
+        (3, "decoder.3", 3, "decoder"),
+        (4, "decoder.5", 5, "decoder"),
+    ]
+    assert (header.lookahead, header.steps) == (None, {"logits": SCORE_STEP})
+    assert (header.dtype, header.licence, header.source) == ("float32", "CC0-1.0", "synthetic")
+    assert make().trace.header.lookahead == Lookahead("gate_in", ("raw",), 2, SCORE_STEP)
 
 
 def test_the_same_request_gives_the_same_arrays_and_another_seed_others():
@@ -170,6 +204,21 @@ def test_a_request_that_cannot_be_met_is_refused(preset, given, told):
     with pytest.raises(ValueError, match=r".") as refused:
         make(preset, **given)
     assert told in str(refused.value)
+
+
+def test_a_request_may_be_at_the_ends_of_its_ranges_and_is_of_eight_sequences_by_default():
+    least = {"tokens": 1, "sequences": 1, "prompt_tokens": 0, "seed": 0, "lookahead": 0}
+    trace = make(**least).trace
+    assert (trace.ids.shape, trace.lookahead, trace.header.lookahead) == ((1, 5, 2), {}, None)
+    most = make(tokens=1, lookahead=4, hidden_sequences=3)
+    assert (sorted(most.inputs), most.inputs[2].shape[:2]) == ([0, 1, 2], (5, 5))
+    scores = most.trace.lookahead["raw"][most.trace.phase == DECODE]
+    assert np.isfinite(scores[:, 0]).all()
+    assert not np.isfinite(scores[:, 1, 3]).any()
+    both = make(BOTH, lookahead=2, prompt_tokens=1)
+    assert [one.weight.shape[0] for one in (both.routers,)] == [3]
+    assert both.inputs == {}
+    assert Request("one", 5) == Request("one", 5, "", 8, 32, 0, 3, 0)
 
 
 def test_the_command_writes_a_trace_and_tells_how_good_the_fit_is(tmp_path, capsys):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
+from helpers.printed import Heard
+from sim import audit_time as command
 from sim.answers.time_audit import Cause, TimeAudit
 from sim.audit_time import expert_share, sentence, table_of
 from sim.results.labels import Labels
@@ -72,3 +76,37 @@ def test_experts_take_what_dense_layers_and_tails_leave_of_decode_steps(
     ]
     frames: Any = SimpleNamespace(tokens=pl.DataFrame(rows))
     assert expert_share(run, frames) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("own", [[], ["output_dir=a", "output_dir=b"]])
+def test_the_command_prints_table_and_sentence_and_writes_where_it_is_told(
+    own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard, told = Heard(), list[Any]()
+    monkeypatch.setattr(command, "Console", lambda: heard)
+    monkeypatch.setattr(command, "check_writable", lambda place: told.append(("check", place)))
+    monkeypatch.setattr(command, "write", lambda *of: told.append(("write", *of)))
+    monkeypatch.setattr(
+        command, "audit", lambda *of: told.append(("audit", *of)) or (FOUND, "t", Labels())
+    )
+    assert command.main(["there", "hardware=h", *own, "seed=2"]) == 0
+    audited = ("audit", Path("there"), ["hardware=h", "seed=2"])
+    written = [("check", Path("b")), audited, ("write", Path("b"), FOUND, "t", Labels())]
+    assert told == (written if own else [audited])
+    assert [str(table.title) for table in heard.tables] == ["t"]
+    assert heard.lines == [sentence(FOUND)]
+    assert command.main(["there", "-h"]) == 0
+    assert command.main([]) == 2
+    assert capsys.readouterr().out.count("python -m sim.audit_time RUN hardware=NAME") == 2
+
+
+def test_what_is_written_is_the_audit_with_its_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "draw", lambda *of: of[0].joinpath("figure").write_text(of[2]))
+    command.write(tmp_path, FOUND, "the title", Labels())
+    found = json.loads((tmp_path / "audit_time.json").read_text(encoding="utf-8"))
+    assert (found["title"], found["difference_ns"]) == ("the title", -20 * MS)
+    assert (found["tokens"], found["recorded_ns"], found["simulated_ns"]) == (4, 200 * MS, 180 * MS)
+    assert found["causes"][0]["name"] == "link rate"
+    assert (tmp_path / "figure").read_text() == "the title"

@@ -102,6 +102,12 @@ def test_the_page_names_no_other_place(report: tuple[Path, list[Path]]) -> None:
     assert "<script" not in page
     identities = re.findall(r'id="([^"]+)"', page)
     assert len(identities) == len(set(identities))
+    assert page.count("<svg ") == len(FIGURES), "each figure is on the page itself"
+    # Each picture has its own definitions, under names that begin with its own.
+    asked = re.findall(r'(?:url\(#|"#)([^")]+)', page)
+    assert asked
+    assert set(asked) <= set(identities)
+    assert {name.partition("_")[0] for name in identities} >= {"systems", "pareto"}
 
 
 def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(

@@ -13,6 +13,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from helpers.printed import Heard
+from sim import screen as command
+from sim.results.labels import Labels
 from sim.screen import _require_constant_links, main, read_words, screen
 from sim.screening.moves import ScreenError
 from sim.setup.build import build
@@ -202,3 +205,56 @@ def test_the_table_goes_to_a_file_and_bad_words_to_one_line(
     capsys.readouterr()
     assert main(("sytem=lru",)) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+FOUND = pl.DataFrame(
+    {
+        "hardware.links.pcie.peak_gb_per_s": [8, 16],
+        "decode_tokens_per_s": [12.34567, None],
+        "ttft_s.mean": [0.5, 0.25],
+        "tpot_s.mean": [0.0123456, 2.0],
+        "makespan_s": [3.0, 4.0],
+        "hit_ratio": [None, 0.876543],
+        "labels": [Labels(lossy="lossy [x]").row()] * 2,
+    }
+)
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_what_is_printed_is_a_row_for_each_machine_and_what_one_must_know(
+    machines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+    cells = [
+        SimpleNamespace(
+            axes={"hardware.links.pcie.peak_gb_per_s": gb}, system="lru [a]", words=("x",)
+        )
+        for gb in (8, 16)
+    ][:machines]
+    asked: list[Any] = []
+    monkeypatch.setattr(command, "Console", lambda: heard)
+    monkeypatch.setattr(command, "read_words", lambda words: asked.append(words) or cells)
+    monkeypatch.setattr(command, "screen", lambda cells: FOUND[: len(cells)])
+    assert main(["system=lru", "overwrite=no"]) == 0
+    assert asked == [["system=lru"]]
+    (table,) = heard.tables
+    assert table.title == rf"lru \[a], {machines} machine{'s' if machines == 2 else ''}"
+    assert [[str(column.header), *column.cells] for column in table.columns] == [
+        column[: machines + 1]
+        for column in (
+            ["pcie.peak_gb_per_s", "8", "16"],
+            ["tokens/s", "12.35", "-"],
+            ["TTFT (s)", "0.5", "0.25"],
+            ["TPOT (s)", "0.01235", "2"],
+            ["makespan (s)", "3", "4"],
+            ["hits", "-", "0.8765"],
+        )
+    ]
+    assert not table.pad_edge
+    assert heard.lines == ["lossy [x]"]
+
+
+def test_the_last_output_dir_counts_and_no_word_of_the_commands_own_is_an_override() -> None:
+    words = ("output_dir=a", "x.output_dir=b", "output_dir=c=d")
+    assert command._value(words, "output_dir") == "c=d"
+    assert command._value(words, "overwrite") is None

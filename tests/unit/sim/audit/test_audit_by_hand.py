@@ -1,132 +1,17 @@
-"""All that the audit's rules give for one run whose files are written by hand. Times are in ns.
-
-Two sites of three experts at two precisions; 60 B and 15 B. Two links; three requests.
-"""
+"""All that the audit's rules give for one run whose files are written by hand (helpers/audited)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import polars as pl
 import pytest
 
+from helpers.audited import files, given
 from sim.audit import lookups, times, traffic
 from sim.audit.files import RunFiles
-from sim.audit.rules import Between, Holds, Left, Rule, agrees, flat
-
-TOKENS = [
-    (0, 0, 1, "prefill", 10, 100, 60),
-    (1, 1, 1, "prefill", 100, 160, 50),
-    (2, 0, 2, "decode", 160, 200, 40),
-    (2, 1, 2, "decode", 160, 200, 40),
-    (3, 0, 3, "decode", 200, 230, 20),
-    (4, 2, 0, "prefill", 235, 250, 15),
-]
-SEQUENCES = [(0, 3, 2, 5, 100, 230), (1, 2, 1, 50, 160, 200), (2, 1, 0, 60, 250, 250)]
-LOOKUPS = [
-    # tick, step, phase, site, key, expert, wanted, served, outcome, skips, weight
-    (0, 0, "prefill", 0, 0, 0, "fp16", "fp16", "miss", "never", 0.5),
-    (0, 0, "prefill", 0, 1, 1, "fp16", "fp16", "hit", "never", 0.5),
-    (4, 2, "decode", 0, 0, 0, "fp16", "fp16", "hit", "never", 0.5),
-    (4, 2, "decode", 0, 1, 1, "int4", "fp16", "high_for_low", "never", 0.125),
-    (4, 2, "decode", 0, 10, 2, "int4", "int4", "miss", "never", 0.125),
-    (5, 2, "decode", 1, -1, 2, None, None, "skip", "always", 0.0625),
-    (5, 2, "decode", 1, -1, 1, None, None, "skip", "if_absent", 0.0625),
-    (6, 3, "decode", 0, 1, 2, "fp16", "fp16", "reroute", "never", 0.0625),
-    (6, 3, "decode", 0, 0, 0, "fp16", "fp16", "late", "never", 0.03125),
-    (7, 3, "decode", 1, 5, 1, "fp16", "fp16", "promoted", "never", 0.03125),
-]
-TRANSFERS = [
-    # number, link, hop, key, class, moved_bytes, start_ns, end_ns, outcome
-    (0, "nvme", 0, 0, "demand", 60, 20, 40, None),
-    (0, "pcie", 1, 0, "demand", 60, 30, 50, None),
-    (1, "pcie", 0, 1, "prefetch", 60, 60, 80, "used"),
-    (2, "nvme", 0, 5, "prefetch", 7, 70, 90, "dropped"),
-    (2, "pcie", 1, 5, "prefetch", 4, 90, 95, "dropped"),
-    (3, "pcie", 0, 2, "prefetch", 60, 100, 130, "evicted_unused"),
-    (4, "pcie", 0, 10, "demand", 15, 120, 140, None),
-    (5, "pcie", 0, 3, "dense", 33, 150, 155, None),
-    (6, "nvme", 0, 7, "dense", 21, 150, 160, None),
-    (7, "pcie", 0, 6, "prefetch", 60, 230, 250, "unused_at_end"),
-]
-DECISIONS = [
-    (1, "queue_prefetch", 0, 1, None, None),
-    (1, "queue_prefetch", 0, 5, None, None),
-    (1, "queue_prefetch", 0, 2, None, None),
-    (1, "queue_prefetch", 0, 6, None, None),
-    (1, "queue_prefetch", 0, 4, None, None),
-    (1, "queue_prefetch", 0, 9, None, None),
-    (1, "queue_prefetch", 0, 12, None, None),
-    (1, "queue_prefetch", 0, 13, None, None),
-    (2, "lookup", 0, 0, None, "miss"),
-    (2, "issue", 0, 0, None, None),
-    (3, "issue", 0, 1, 4, None),
-    (4, "issue", 0, 5, None, None),
-    (4, "lookup", 0, 9, None, "hit"),
-    (4, "lookup", 0, 9, None, "promoted"),
-    (4, "lookup", 0, 9, None, "promoted"),
-    (5, "cancel", 0, 12, None, None),
-    (5, "drop_no_slot", 0, 13, None, None),
-    (6, "issue", 0, 2, 5, None),
-    (6, "evict", 0, 8, None, None),
-    (7, "issue", 0, 6, 1, None),
-]
-COLUMNS = {
-    "sequences": "sequence prompt_tokens decode_tokens arrival_ns first_token_ns end_ns",
-    "tokens": "step sequence position phase start_ns end_ns compute_ns",
-    "lookups": "tick step phase site key expert wanted served outcome skips weight",
-    "transfers": "number link hop key class moved_bytes start_ns end_ns outcome",
-    "decisions": "call kind tick key victim outcome",
-}
-PARTS = "demand behind_demand late_prefetch storage dense cpu_join predictor host no_request"
-
-
-def files(**config: Any) -> RunFiles:
-    rows: dict[str, Any] = {
-        "sequences": SEQUENCES,
-        "tokens": TOKENS,
-        "lookups": LOOKUPS,
-        "transfers": TRANSFERS,
-        "decisions": DECISIONS,
-    }
-    summary: dict[str, Any] = {
-        "budget": {"slots": {"fp16": 2, "int4": 0}, "device_bytes": 120},
-        "lookups": {"hit": 0, "cpu": 0},
-        "prediction": {"top1": 0.5},
-        "stall_s": dict.fromkeys(PARTS.split(), 0.5),
-        "compute_busy_s": 1.0,
-    } | config.pop("summary", {})
-    sections: dict[str, Any] = {
-        "model": {"sites": 2, "experts": 3, "hidden": 2, "expert_intermediate": 5},
-        "hardware": {
-            "links": {"pcie": {}, "nvme": {}},
-            "ram": {"capacity_gib": 0.5, "filled_by": "nvme"},
-        },
-        "workload": {"arrivals_per_s": 2.0},
-        "loader": {"write_back": True, "staging_slots": 3},
-        "precision": {},
-        "ram_cache": {"scope": "global"},
-        "payload": {"_target_": "sim.policies.Whole"},
-    }
-    tables = {
-        name: pl.DataFrame(of, COLUMNS[name].split(), orient="row", infer_schema_length=None)
-        for name, of in rows.items()
-    }
-    return RunFiles(summary, sections | config, **tables)
-
-
-def given(rules: Iterable[Rule | Left]) -> dict[str, Any]:
-    """By key what is expected; of what is not recomputed, nothing but that."""
-    return {
-        one.key: Left
-        if isinstance(one, Left)
-        else pytest.approx(one.expected, rel=1e-12)
-        if isinstance(one.expected, float)
-        else one.expected
-        for one in rules
-    }
+from sim.audit.rules import Between, Holds, Left, agrees, flat
 
 
 def test_times_and_rates_of_requests_are_those_of_their_tokens() -> None:
@@ -318,3 +203,164 @@ def test_a_value_agrees_within_a_billionth_and_is_of_its_own_kind(
 def test_a_summary_is_flat_by_dotted_keys_where_a_list_is_one_value() -> None:
     told = {"a": {"b": {"c": 1, "d": [2, {}]}, "e": {}}, "f": None}
     assert list(flat(told)) == [("a.b.c", 1), ("a.b.d", [2, {}]), ("a.e", {}), ("f", None)]
+
+
+# ---- times of what a usual run does not have
+
+
+def with_tokens(run: RunFiles, rows: list[tuple[Any, ...]], **more: list[int]) -> RunFiles:
+    """The run with these steps of its first sequence: number, phase, start, end."""
+    table = pl.DataFrame(
+        [(step, 0, at, phase, start, end, 1) for at, (step, phase, start, end) in enumerate(rows)],
+        run.tokens.schema,
+        orient="row",
+    ).with_columns(**{name: pl.Series(of) for name, of in more.items()})
+    return replace(run, tokens=table, sequences=run.sequences[:1])
+
+
+DRAFTED = [
+    (0, "prefill", 5, 10),
+    (1, "draft", 10, 14),
+    (2, "draft", 14, 16),
+    (3, "decode", 16, 30),
+    (4, "draft", 30, 31),
+    (5, "decode", 31, 35),
+]
+
+
+def test_a_step_that_checks_drafts_begins_with_the_first_of_them() -> None:
+    """Four tokens in 20 and 5 ns: three drafts checked, two kept."""
+    workload = {"draft_experts": "offloaded", "draft_tokens": 2, "draft_layers": 1}
+    run = with_tokens(
+        files(workload=workload), DRAFTED, drafts=[0, 0, 0, 2, 0, 1], new_tokens=[1, 0, 0, 3, 0, 1]
+    )
+    found = given(times.rules(run))
+    assert {key: value for key, value in found.items() if key.startswith("drafts")} == {
+        "drafts.checked": 3,
+        "drafts.kept": 2,
+        "drafts.tokens_per_step": 2.0,
+        "drafts.time_s": pytest.approx(7e-9),
+    }
+    assert found["decode_tokens_per_s"] == pytest.approx(4 / 25e-9)
+    assert found["itl_s.mean"] == pytest.approx(12.5e-9)
+    assert times.counts_after_the_first(run) == {0: 4}
+    assert times.shared_step_time_ns(run, times.after_the_first(run)) == {0: 25.0}
+    own = with_tokens(files(), DRAFTED, drafts=[0] * 6, new_tokens=[1] * 6)
+    assert "drafts.time_s" not in given(times.rules(own)), "without layers that draft"
+
+
+@pytest.mark.parametrize(("links", "disk", "ram"), [(("pcie", "nvme"), 21, 33), (("pcie",), 0, 54)])
+def test_what_was_reused_of_prompts_is_not_read_and_comes_from_the_drive_or_ram(
+    links: tuple[str, ...], disk: int, ram: int
+) -> None:
+    """Of six prompt tokens three were reused. Dense bytes begin at the link's source alone."""
+    run = files(
+        summary={
+            "prefixes": {"reused": {"device": 2, "ram": 1}},
+            "stall_s": {"dense": 0.5},
+        },
+        hardware={"links": {key: {} for key in links}},
+    )
+    later = run.transfers.with_columns(hop=pl.when(pl.col("number") == 2).then(1).otherwise("hop"))
+    assert given(times._prefixes(replace(run, transfers=later))) == {
+        "prefixes.prompt_tokens": 6,
+        "prefixes.read_tokens": 3,
+        "prefixes.reused": Left,
+        "prefixes.read_again": Left,
+        "prefixes.moved_bytes.disk": disk,
+        "prefixes.moved_bytes.ram": ram,
+        "prefixes.waits_s": 0.5,
+    }
+    assert given(times._prefixes(files())) == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "between_ns"),
+    [
+        (None, 10 + 5 - 5),
+        ({"wake_us": 0.003}, 7 + 2 - 5),
+        # A wait of 7 takes 3 more, one of 4 takes 2: half of it, down.
+        ({"wake_us": [[0, 0.0], [0.01, 0.005]]}, 7 + 4 - 5),
+    ],
+)
+def test_between_steps_the_host_waits_less_what_waking_takes(
+    host: dict[str, Any] | None, between_ns: int
+) -> None:
+    """Gaps of 10 and 5 ns; the first request arrives at 5."""
+    assert times.between_steps_ns(files(hardware={"links": {}, "host": host})) == between_ns
+
+
+ALL_PARTS = {
+    *("demand", "late_prefetch", "behind_prefetch", "storage", "dense", "cpu_join"),
+    *("predictor", "host"),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "hardware", "possible"),
+    [
+        ({}, {}, {"demand", "late_prefetch", "behind_prefetch", "storage", "dense"}),
+        ({"kinds": []}, {}, {"storage"}),
+        ({"kinds": ["demand"]}, {}, {"demand", "storage"}),
+        ({"kinds": ["prefetch"], "links": 1}, {}, {"demand", "late_prefetch", "behind_prefetch"}),
+        ({"kinds": [], "outcome": "cpu"}, {}, {"storage", "cpu_join"}),
+        ({"kinds": []}, {"devices": {"split": "owners", "links": "x"}}, {"storage", "cpu_join"}),
+        ({"kinds": []}, {"devices": {"split": "experts", "links": "x"}}, {"storage"}),
+        ({"kinds": []}, {"prediction_us": 2}, {"storage", "predictor"}),
+        ({"kinds": []}, {"forecasting": {"a": 1}}, {"storage", "predictor"}),
+        ({"kinds": []}, {"host": {"sync_us": 0.5, "name": "x"}}, {"storage", "host"}),
+        ({"kinds": []}, {"host": {"sync_us": 0}}, {"storage"}),
+        ({"kinds": [], "placement": {"us_per_assignment": 1.0}}, {}, {"storage", "host"}),
+        ({"kinds": [], "placement": {"us_per_assignment": 0.0}}, {}, {"storage"}),
+        ({"kinds": [], "real": True}, {}, {"storage", "predictor", "host"}),
+    ],
+)
+def test_a_part_of_waiting_is_0_where_nothing_could_cause_it(
+    change: dict[str, Any], hardware: dict[str, Any], possible: set[str]
+) -> None:
+    links = {key: {} for key in ("pcie", "nvme")[: change.get("links", 2)]}
+    run = files(
+        hardware={"links": links} | hardware,
+        placement=change.get("placement"),
+        summary={"real": {}} if change.get("real") else {},
+    )
+    if "kinds" in change:
+        run = replace(run, transfers=run.transfers.filter(pl.col("class").is_in(change["kinds"])))
+    if "outcome" in change:
+        run = replace(run, lookups=run.lookups.with_columns(outcome=pl.lit(change["outcome"])))
+    assert ALL_PARTS - set(times._impossible(run)) == possible
+
+
+def test_on_a_device_what_it_says_of_computing_gives_the_stalls() -> None:
+    """245 ns in all, of which it says that it computed 200."""
+    found = given(times._waiting(files(summary={"real": {}, "compute_busy_s": 200e-9})))
+    assert found["compute_busy_s"] == Between(0.0, 245e-9)
+    assert found["stall_s"] == pytest.approx(45e-9)
+    assert found["stall_s.no_request"] is Left
+    assert found["stall_s.cpu_join"] == 0.0
+
+
+def test_devices_with_links_of_their_own_waste_and_move_over_each() -> None:
+    """The third prefetch goes to another device: 4 B and 60 B of the others are wasted as before."""
+    devices = {"count": 2, "split": "layers", "links": "own"}
+    run = files(hardware={"links": {"pcie": {}}, "devices": devices})
+    moved = pl.when(pl.col("number") == 3).then(pl.lit("pcie_1")).otherwise("link")
+    found = given(traffic.rules(replace(run, transfers=run.transfers.with_columns(link=moved))))
+    assert found["prefetch.wasted_bytes"] == 4 + 60 + 60
+    assert (found["bytes.pcie.prefetch"], found["bytes.pcie_1.prefetch"]) == (124, 60)
+    assert (found["bytes.pcie_1.write_back"], found["bytes.pcie_1.demand"]) == (0, 0)
+    assert found["link_utilisation.pcie_1"] == pytest.approx(30 / 245)
+
+
+@pytest.mark.parametrize(("cut", "is_whole"), [(False, True), (True, False)])
+def test_what_is_written_back_is_exact_unless_the_run_may_have_cut_it(
+    cut: bool, is_whole: bool
+) -> None:
+    """Whole if every transfer arrived before the last step's end at 250: the last one at 249."""
+    run = files()
+    last = pl.when(pl.col("number") == 7).then(250 if cut else 249).otherwise("end_ns")
+    arrived = run.transfers.with_columns(
+        end_ns=last, link=pl.when(pl.col("number") == 6).then(pl.lit("pcie")).otherwise("link")
+    )
+    found = traffic._written_back(replace(run, transfers=arrived))
+    assert given([found]) == {"bytes.pcie.write_back": 195 if is_whole else Between(0, 195)}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from helpers.boards import STUDY, small
 from sim.board import entries
 from sim.board.entries import boards_of, code_of, entered, matrix
+from sim.results.labels import TEXTS
 from sim.results.paired import paired
 from sim.study.cells import plan_cells
 from sim.study.plan import make_plan
@@ -112,3 +116,112 @@ def test_the_command_of_a_row_has_its_words() -> None:
     assert one.command.startswith("moelab run ")
     assert one.command.split()[2:] == one.row["overrides"].split()
     assert np.all(one.decode_ns > 0)
+
+
+# ---- by hand
+
+
+def done(system: str, times: list[float], rate: float, **more: Any) -> dict[str, Any]:
+    summary = {
+        "labels": dict.fromkeys(TEXTS) | more.pop("labels", {}),
+        "overrides": [],
+        "trace": {"name": more.pop("trace", "t"), "split": "eval", "sequences": len(times)},
+        "model": "m",
+        "hardware": "h",
+    }
+    return {
+        "status": "done",
+        "error": "",
+        "system": system,
+        "overrides": f"system={system}",
+        "decode_ns": times,
+        "decode_tokens": [4] * len(times),
+        "decode_tokens_per_s": rate,
+        "summary": json.dumps(summary),
+        "gib": 1.5,
+    } | more
+
+
+def test_rows_become_boards_of_equal_conditions_ranked_and_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The board of 1.5 GiB comes first because its first row does."""
+    conditions = lambda row: {"bytes for experts": int(row["gib"] * 2**30)}  # noqa: E731
+    monkeypatch.setattr(entries, "row_conditions", conditions)
+    monkeypatch.setattr(entries, "coverage_at", lambda tokens: tokens.tolist())
+    cache, precision = f"{entries.AXIS}cache", f"{entries.AXIS}precision"
+    rows = [
+        done("slow", [10.0, 30.0], 2.0),
+        done("other", [10.0], 9.0, gib=2.25, trace="u"),
+        done("fast", [5.0, 15.0], 4.0),
+        done("seer", [1.0, 3.0], 20.0, labels={"knows_future": "knows the future"}),
+        done(
+            "lru",
+            [5.0, 15.0],
+            4.0,
+            overrides="system=lru +cache.depth=2 cachet.x=1 loader.wait=all seed=3",
+            **{cache: "lfu", precision: None},
+        ),
+        done("slow", [20.0, 60.0], 1.0),
+        done("x", [10.0, 30.0], 3.0, **{cache: "lfu", precision: "int4"}),
+        done("refused", [1.0], 1.0, status="refused", error="no room"),
+        done("idle", [0.0, 0.0], 1.0),
+        done("empty", [], 1.0),
+    ]
+    boards, left = boards_of(rows)
+    assert [(one.words, one.why) for one in left] == [
+        ("system=refused", "refused: no room"),
+        ("system=idle", "it decodes nothing"),
+        ("system=empty", "it decodes nothing"),
+    ]
+    assert [(one.name, one.title, one.coverage) for one in boards] == [
+        ("1_t_h_1.5GiB", "t (eval, 2 sequences), m on h, 1.5 GiB for experts", [4.0, 4.0]),
+        ("2_u_h_2.25GiB", "u (eval, 1 sequences), m on h, 2.25 GiB for experts", [4.0]),
+    ]
+    assert boards[0].conditions == {"bytes for experts": 3 * 2**29}
+    assert [(one.name, one.part) for one in boards[0].entries] == [
+        ("fast", "system"),
+        ("lfu +cache.depth=2 loader.wait=all", "cache"),
+        ("int4", "precision"),
+        ("slow", "system"),
+        ("slow #2", "system"),
+        ("seer", "system"),
+    ]
+    board = boards[0]
+    named = {name: board.entry(name) for name in ("slow", "lfu", "int4", "slow #2", "none", "s")}
+    assert {name: one and one.tokens_per_s for name, one in named.items()} == {
+        "slow": 2.0,
+        "lfu": 4.0,
+        "int4": 3.0,
+        "slow #2": 1.0,
+        "none": None,
+        "s": None,
+    }
+    twice = replace(board, entries=(*board.entries, replace(board.entries[1], name="lfu seed=4")))
+    assert twice.entry("lfu") is None, "two begin with it"
+    ours, theirs = board.entries[0], board.entries[3]
+    assert (board.ahead(ours, theirs).speedup, board.ahead(theirs, ours).speedup) == (2.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("axes", "name", "told"),
+    [
+        ([{"cache": "lru"}, {"precision": "int4", "cache": "fifo"}], "lru", ""),
+        ([{"cache": "lru"}], "lru cache.depth=2", ""),
+        ([{"cache": "lru"}, {"precision": "int4", "cache": "fifo"}], "fifo", "fifo is no entrant"),
+        ([{"cache": "lru"}, {"budget": 3}], "anybody", ""),
+        ([{"cache": "lru"}], "", " is no entrant"),
+        ([{"cache": "lru"}], "lrv", "lrv is no entrant; did you mean lru?"),
+        ([{"cache": "lru"}], "q", "q is no entrant; moelab list policies has them"),
+    ],
+)
+def test_a_rival_is_the_first_part_that_a_cell_names(
+    axes: list[dict[str, Any]], name: str, told: str
+) -> None:
+    cells: Any = [SimpleNamespace(axes=one) for one in axes]
+    if not told:
+        entries.check_entrant(name, cells)
+        return
+    with pytest.raises(ValueError, match=r"^against=") as refused:
+        entries.check_entrant(name, cells)
+    assert str(refused.value).startswith(f"against={told}")

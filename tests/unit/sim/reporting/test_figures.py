@@ -221,7 +221,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_share_of_tokens_is_of_those_that_were_done_by_then(axis: Any, folder: Path) -> None:
-    figures.latency_cdf(axis, [made("a", FAST, folder), TWO[1]])
+    figures.latency_cdf(axis, [TWO[1], made("a", FAST, folder)])
     assert curves(axis) == {"a": ([3, 5, 7, 11, 13], [0.2, 0.4, 0.6, 0.8, 1.0])}
     assert axis.get_xlabel() == "time per decoded token (ms)"
     assert axis.get_ylabel() == "share of tokens"
@@ -240,6 +240,7 @@ def test_a_histogram_has_every_decoded_token_once(axis: Any, folder: Path) -> No
     assert sum(tops) == 5
     assert (edges[0], edges[-1]) == (3, 13)
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("time per decoded token (ms)", "tokens")
+    assert legend(axis) == ["a"]
 
 
 def _height(corners: Any, left: float, right: float) -> float:
@@ -250,10 +251,11 @@ def _height(corners: Any, left: float, right: float) -> float:
 
 
 def test_a_hit_ratio_counts_decoded_needs_that_were_asked_for(axis: Any, folder: Path) -> None:
-    figures.hits_by_site(axis, [made("a", FAST, folder), TWO[1]])
+    figures.hits_by_site(axis, [TWO[1], made("a", FAST, folder)])
     assert curves(axis) == {"a": ([0, 1], [2 / 5, 3 / 4])}
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("layer (MoE site)", "hit ratio, decode")
     assert axis.get_ylim() == (0, 1)
+    assert legend(axis) == ["a"]
 
 
 def test_a_hit_ratio_by_token_counts_the_tokens_of_each_sequence(axis: Any, folder: Path) -> None:
@@ -263,13 +265,14 @@ def test_a_hit_ratio_by_token_counts_the_tokens_of_each_sequence(axis: Any, fold
     assert axis.get_xlabel() == "decoded token of its sequence"
     assert axis.get_ylabel() == "hit ratio, decode"
     assert axis.get_ylim() == (0, 1)
+    assert legend(axis) == ["a"]
 
 
 def test_a_link_is_busy_for_the_share_of_each_interval_that_it_serves(
     axis: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "BINS", 3)
-    figures.link_use(axis, [made("a", FAST, folder), TWO[1]])
+    figures.link_use(axis, [TWO[1], made("a", FAST, folder)])
     found = curves(axis)
     assert list(found) == ["a: pcie", "a: nvme"] == legend(axis)
     for x, _ in found.values():
@@ -355,3 +358,33 @@ def test_lookups_of_an_earlier_version_are_refused(axis: Any, folder: Path, tmp_
         match=f"^{tmp_path}/lookups.parquet has no column skips: an earlier version wrote it; run again",
     ):
         figures.hits_by_site(axis, [made("old", FAST, tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("times", "edges"),
+    [
+        # Twice the middle half's 3.5 over the cube root of eight.
+        ([range(8)], [0, 3.5, 7]),
+        # The second run's bins of 35 are wide enough for both.
+        ([range(8), [0, 70]], [0, 35, 70]),
+        # 260 bins of 3.8 would be more than there may be.
+        ([[*range(8), 1000]], np.linspace(0, 1000, figures.BINS + 1)),
+        # All the same: one bin, which has a width.
+        ([[5, 5]], [5, 5 + 1 / figures.BINS]),
+    ],
+)
+def test_bins_are_as_wide_as_the_widest_run_needs_and_no_more_than_there_may_be(
+    times: list[Any], edges: list[float]
+) -> None:
+    found = figures.token_bins([np.array(one, float) for one in times])
+    assert found.tolist() == pytest.approx(list(edges))
+
+
+def test_every_question_has_its_figure_and_the_table_that_it_reads() -> None:
+    assert {name: (draw.__name__, table) for name, (_, draw, table) in figures.FIGURES.items()} == {
+        **{name: (name, None) for name in ("systems", "stalls", "prefetches", "pareto")},
+        **{name: (name, "tokens") for name in ("latency", "latency_cdf")},
+        **{name: (name, "lookups") for name in ("hits_by_site", "hits_by_token")},
+        "link_use": ("link_use", "transfers"),
+        "memory": ("memory", "decisions"),
+    }

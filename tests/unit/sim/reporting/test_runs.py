@@ -135,6 +135,44 @@ def test_folders_below_stand_in_the_order_of_their_numbers_and_those_before_name
     assert [run.label for run in read_runs([tmp_path])] == ["2", "10", "a", "b"]
 
 
+def test_a_studys_runs_are_its_rows_and_what_lies_below_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three rows one was refused; the first one's files are there, too, and are not read twice."""
+    rows = [
+        {"key": key, "status": status, "decode_ns": times, "summary": json.dumps(summary(key))}
+        for key, status, times in (
+            ("k1", "done", [5, 7]),
+            ("k2", "refused", [1]),
+            ("k3", "done", []),
+        )
+    ]
+    monkeypatch.setattr(runs, "read_cells", lambda place: pl.DataFrame(rows))
+    for name in ("k1", "other"):
+        write(tmp_path / "runs" / name, summary(f"file of {name}"))
+    found = [
+        (run.label, run.directory, None if run.kept_ns is None else run.kept_ns.tolist())
+        for run in read_runs([tmp_path])
+    ]
+    assert found == [
+        ("file of other", tmp_path / "runs" / "other", None),
+        ("k1", tmp_path / "runs" / "k1", [5.0, 7.0]),
+        ("k3", tmp_path / "runs" / "k3", None),
+    ]
+    single = write(tmp_path / "one", summary("one"))
+    write(single / "below", summary("below"))
+    assert [run.label for run in read_runs([single])] == ["one"], "a run's own folder is one run"
+
+
+def test_a_folder_without_runs_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        read_runs([tmp_path])
+    assert str(refused.value) == (
+        f"{tmp_path} holds no run: no summary.json in it or below, and no cells of a study; name"
+        " what moelab run, sweep or study wrote"
+    )
+
+
 @pytest.mark.parametrize(
     ("other", "label"),
     [

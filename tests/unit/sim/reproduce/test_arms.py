@@ -104,7 +104,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_a_result_is_kept_under_its_key_and_that_under_the_words(
     tmp_path: Path, measured: list[Any]
 ) -> None:
-    one, timed = job(), job(timing=Timing(1.0, 0.5, 2.0, 3.0))
+    one, timed = job(), job(timing=Timing(1.0, 0.5, 2.0, 3.0, in_line=False))
     assert one.kept_at(tmp_path) is None
     assert run_job(one, tmp_path) is True
     (known,) = (tmp_path / "known").iterdir()
@@ -131,7 +131,7 @@ def test_the_name_of_a_job_follows_from_words_trace_timing_and_fits(
         job(),
         job(words=("a=2",)),
         job(fits=fit),
-        job(timing=Timing(1.0, 0.5, 2.0, 3.0)),
+        job(timing=Timing(1.0, 0.5, 2.0, 3.0, in_line=False)),
         job(timing=Timing(1.0, 0.5, 2.0, 3.0, in_line=True)),
     ]
     names = {one.known(tmp_path) for one in others}

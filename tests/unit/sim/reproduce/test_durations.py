@@ -12,7 +12,11 @@ from sim.reproduce.durations import Timing, timed
 FP32_BYTES = 18_874_368
 """Two projections of 768 x 3072 weights of 4 B."""
 TIMING = Timing(
-    compute_s=0.004, after_gate=0.25, read_bytes_per_s=1e8, widen_bytes_per_s=100 * FP32_BYTES
+    compute_s=0.004,
+    after_gate=0.25,
+    read_bytes_per_s=1e8,
+    widen_bytes_per_s=100 * FP32_BYTES,
+    in_line=False,
 )
 """A token computes 4 ms, 2 ms at each of two decoder sites; to dequantise an expert takes 10 ms."""
 LOADED = {

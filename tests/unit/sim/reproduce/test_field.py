@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sim.reproduce import field
 from sim.reproduce.__main__ import main
 from sim.reproduce.field import LIKE, Published, Row, published, rows, table
 from sim.traces.synthesis import PRESETS, synthesize
@@ -95,3 +97,46 @@ def test_a_run_may_be_slower_than_a_token_a_second(tmp_path: Path) -> None:
     place.write_text(HEAD + "a,https://b,c,0.25,,,system=lru\n")
     (one,) = published(place)
     assert one.tokens_per_s == 0.25
+
+
+def test_a_run_is_simulated_with_its_words_on_the_gates_and_has_tokens_for_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    summary = {"tpot_s": {"mean": 0.04}, "hit_ratio": 0.5, "trace": {"gates": "g"}}
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        field, "trial", lambda words: asked.append(words) or SimpleNamespace(summary=summary)
+    )
+    one = Published("a", "https://b", "c", 10.0, 0.25, ("system=lru", "x=1"), "z")
+    found = list(rows(Path("there"), [one]))
+    assert found == [Row(one, 25.0, 0.5, "g")]
+    assert asked == [
+        [
+            *("model=qwen3_30b_a3b", "precision=int4", "trace.max_sequences=1"),
+            *("trace.path=there", "system=lru", "x=1"),
+        ]
+    ]
+    made = table([*found, Row(one, 5.0, 0.125, "f"), Row(one, 5.0, 0.125, "g")])
+    assert made.caption == "gates: f; g"
+    cells = [list(column.cells)[:2] for column in made.columns]
+    assert cells[2:] == [
+        ["10.00", "10.00"],
+        ["25.00", "5.00"],
+        ["2.50", "0.50"],
+        ["0.250", "0.250"],
+        ["0.500", "0.125"],
+        ["z", "z"],
+    ]
+
+
+def test_a_file_of_runs_is_read_whole_and_names_the_line_that_is_none(tmp_path: Path) -> None:
+    place = tmp_path / "field.csv"
+    lines = "a,https://b,c,1.5,0.25,z,system=lru x=1\nd,https://e,f,2,,,y=2\n"
+    place.write_text(HEAD + lines)
+    assert published(place) == [
+        Published("a", "https://b", "c", 1.5, 0.25, ("system=lru", "x=1"), "z"),
+        Published("d", "https://e", "f", 2.0, None, ("y=2",), ""),
+    ]
+    place.write_text(HEAD + lines + "g,https://h,i,-1,,,y=2\n")
+    with pytest.raises(ValueError, match=r"field\.csv:4: .* needs a rate"):
+        published(place)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import polars as pl
 import pytest
 
+from sim.reproduce import field, field_figures
 from sim.reproduce.field import published
 from sim.reproduce.field_figures import (
     WHAT,
@@ -99,3 +103,67 @@ def test_what_is_no_figure_is_refused(line: str, tmp_path: Path) -> None:
     place.write_text(HEAD + line + "\n")
     with pytest.raises(ValueError, match=r":2: .* needs a source, words, and one of step_ms"):
         figures(place)
+
+
+# ---- by hand
+
+
+def test_each_kind_of_figure_is_of_its_words_and_those_it_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of 8 ms, or of 2 with the words that it is compared with."""
+    words = [*field.WORDS, "trace.path=there", "x=1"]
+    monkeypatch.setattr(
+        field_figures, "_step_ms", lambda of: {tuple(words): 8.0, (*words, "y=2"): 2.0}[tuple(of)]
+    )
+    monkeypatch.setattr(field_figures, "_union", lambda of: {tuple(words): 0.75}[tuple(of)])
+    names = {"step_ms": 8.0, "step_ms_more": 6.0, "step_times": 4.0, "union": 0.75}
+    made = {what: Figure("a", "s", "m", what, 1.0, ("x=1",), ("y=2",)) for what in WHAT}
+    assert {what: simulated(Path("there"), one) for what, one in made.items()} == names
+    gates = {"step_ms": "g2", "step_ms_more": "g1", "step_times": "g2", "union": "g2"}
+    monkeypatch.setattr(field_figures, "_gates", lambda trace, one: gates[one.what])
+    table = steps_table(Path("there"), [replace(one, measured=3.25) for one in made.values()])
+    assert table.caption == "gates: g1; g2"
+    assert [list(column.cells) for column in table.columns][2:] == [
+        ["ms a step", "ms a step more", "steps of one token", "experts over choices"],
+        ["3.25"] * 4,
+        ["8", "6", "4", "0.75"],
+        ["2.46", "1.85", "1.23", "0.23"],
+    ]
+
+
+def test_a_steps_time_is_the_mean_of_those_that_decode_in_ms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = pl.DataFrame(
+        {
+            "phase": ["prefill", "decode", "decode"],
+            "start_ns": [0, 10_000_000, 20_000_000],
+            "end_ns": [90_000_000, 14_000_000, 22_000_000],
+        }
+    )
+    monkeypatch.setattr(field_figures, "trial", lambda words: SimpleNamespace(tokens=tokens))
+    assert field_figures._step_ms(["x"]) == 3.0
+
+
+def test_a_union_is_of_decoded_steps_that_check_all_their_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two drafts: three rows of two choices. The two full steps have a gate each, of 4 and 5."""
+    steps = [(False, 3), (True, 3), (True, 2), (True, 3)]
+    workload = SimpleNamespace(
+        speculation=SimpleNamespace(tokens=2),
+        steps=[SimpleNamespace(decode=decode, rows=rows) for decode, rows in steps],
+        gate_step=np.array([0, 1, 2, 3]),
+        needs=SimpleNamespace(tick=np.repeat([0, 1, 2, 3], [6, 4, 3, 5])),
+        top_k=2,
+    )
+    model = SimpleNamespace(transplant=None)
+    trace = SimpleNamespace(header=SimpleNamespace(model=SimpleNamespace(name="m")))
+    run = SimpleNamespace(workload=workload, model=model, trace=trace)
+    monkeypatch.setattr(field_figures, "prepared", lambda words: run)
+    assert field_figures._union(["x"]) == 9 / (2 * 3 * 2)
+    one = figures()[0]
+    assert field_figures._gates(Path("there"), one) == "m"
+    model.transplant = "TRANSPLANTED"
+    assert field_figures._gates(Path("there"), one) == "TRANSPLANTED"

@@ -5,7 +5,9 @@ A change that matters is never missed; one that does not matter costs no run.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from copy import deepcopy
@@ -143,7 +145,7 @@ for package, exports in json.loads(sys.argv[1]).items():
 def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
     """The key covers every module of the project that python has loaded after a run."""
     paper = load_paper("hobbit")
-    trace = Runner(tmp_path).trace_dir(paper, "tiny_mixtral")
+    trace = Runner(tmp_path, 1).trace_dir(paper, "tiny_mixtral")
     words = (
         "model=tiny_gates_half_mixtral",
         "system=hobbit",
@@ -202,3 +204,107 @@ def test_what_composes_to_the_same_run_is_not_run_again_and_a_lost_result_is(
     assert runs(arm) == (0, first), "composed anew, and found"
     rmtree(tmp_path / "runs")
     assert runs(arm) == (1, first)
+
+
+# ---- by hand
+
+
+def test_a_digest_is_of_parts_in_order_and_one_of_files_of_names_sizes_and_bytes(
+    tmp_path: Path,
+) -> None:
+    """The first 24 digits of the sha256 of ``[1, {"a": 2, "b": 1}]``."""
+    told = b'[1, {"a": 2, "b": 1}]'
+    assert keys.digest(1, {"b": 1, "a": 2}) == hashlib.sha256(told).hexdigest()[:24]
+    (tmp_path / "b").write_bytes(b"xyz")
+    (tmp_path / "a").write_bytes(b"")
+    found = keys.files_digest([tmp_path / "b", tmp_path / "a"])
+    assert found == hashlib.sha256(b"a 0 b 3 xyz").hexdigest()[:24]
+    assert re.fullmatch(r"python 3\.\d+ numpy [\d.]+ polars [\d.]+ simpy [\d.]+", keys.versions())
+    assert keys.versions().startswith(f"python {sys.version_info[0]}.{sys.version_info[1]} ")
+
+
+EXPORTS = {
+    "shop/__init__.py": (
+        '"""A shop."""\nfrom shop.bread import Loaf, Roll\nfrom shop.tea import Tea\n'
+        '__all__ = ["Loaf"]\n'
+    ),
+    "shop/bread.py": "import os\nimport shop.flour as flour\nLoaf = Roll = 1\n",
+    "shop/flour.py": "",
+    "shop/tea.py": "Tea = 1\n",
+    "busy/__init__.py": "from shop.tea import Tea\nx = 1\n",
+    "near/__init__.py": "from .own import One\n",
+    "near/own.py": "from shop import Tea\nOne = 1\n",
+    "till.py": "from shop import Loaf\nfrom busy import Tea\n",
+}
+
+
+def test_a_package_that_only_exports_leads_to_the_modules_behind_its_names(tmp_path: Path) -> None:
+    for name, text in EXPORTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = Code(tmp_path)
+    assert code.exports("shop") == {"Loaf": "shop.bread", "Roll": "shop.bread", "Tea": "shop.tea"}
+    for name in ("busy", "near", "till", "shop.bread", "nowhere"):
+        assert code.exports(name) == {}, name
+    assert code.reached(["till"]) == {"till", "shop.bread", "shop.flour", "busy", "shop.tea"}
+    assert code.reached(["near.own"]) == {"near", "near.own", "shop.tea"}
+    assert {name: code.module_of(name) for name in ("shop.Roll", "shop.tea.Tea", "busy.Tea")} == {
+        "shop.Roll": "shop.bread",
+        "shop.tea.Tea": "shop.tea",
+        "busy.Tea": "busy",
+    }
+    assert (code.module_of("shop.tea"), code.module_of("shop.other")) == ("shop.tea", "shop")
+    assert (code.has("shop.any.thing"), code.has("till"), code.has("os.path")) == (
+        True,
+        True,
+        False,
+    )
+    parts = [(name, code.own_digest(name)) for name in ("busy", "near")]
+    assert code.digest("near", "busy") != code.digest("near")
+    assert len({digest for _, digest in parts}) == 2
+
+
+def test_classes_are_found_at_any_depth_and_those_of_others_by_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_somebody.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {
+        "_target_": "sim.policies.LRU",
+        "a": [{"_target_": "of_somebody.Cache"}, ({"_target_": "gone.away.Cache"}, 3)],
+        "b": {"c": {"_target_": "builtins.dict"}, "d": "sim.x"},
+    }
+    names = {"sim.policies.LRU", "of_somebody.Cache", "gone.away.Cache", "builtins.dict"}
+    assert keys.targets(config) == names
+    assert keys.target_modules(config) == {"sim.policies.recency"}
+    found = keys.foreign_files(config)
+    assert found[-1] == tmp_path / "of_somebody.py"
+    assert len(found) == 2, "what is built in has a name for its file, and what is gone has none"
+
+
+def test_the_wide_key_is_of_words_trace_timing_fits_and_all_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keys, "wide_sources", lambda: "all")
+    assert keys.wide_key(("a=1",), "t", None, ["f"]) == keys.digest(
+        ["a=1"], "t", None, ["f"], "all"
+    )
+
+
+def test_sources_are_all_of_the_simulator_and_of_this_package_what_its_runs_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(keys.OWN, "own_digest", lambda name: name)
+    monkeypatch.setattr(keys.OWN, "reached", set)
+    monkeypatch.setattr(keys, "digest", lambda *parts: told.append(parts) or "digest")
+    monkeypatch.setattr(keys, "files_digest", lambda files: sorted(path.name for path in files))
+    assert keys.wide_sources.__wrapped__() == "digest"
+    ((versions, code, files),) = told
+    assert versions == keys.versions()
+    names = [name for name, _ in code]
+    assert [digest for _, digest in code] == names == sorted(names)
+    assert {"sim.engine.engine", "sim.report"} <= {*names}
+    reached = {"sim.reproduce.arms", "sim.reproduce.always_wrong"}
+    assert {name for name in names if name.startswith("sim.reproduce.")} == reached
+    assert "lru.yaml" in files

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from sim.reproduce.roles import (
     PAPERS,
     ROLES,
     SCORED,
+    Experiment,
     RolesError,
     _check,
     _claim,
@@ -120,6 +122,9 @@ def test_a_range_of_ids_is_all_of_them() -> None:
         ({"role": "predicted", "rule": "time"}, "experiment or a check"),
         ({"role": "transferred", "experiment": "none", "rule": "time"}, "no experiment 'none'"),
         ({"role": "input", "misprint": "x"}, "identity's arithmetic"),
+        ({"role": "input", "extent": "much"}, "extent 'much' is none of full, partly, none"),
+        ({"role": "input", "bound": "near"}, "bound 'near' is none of above, below, range"),
+        ({"role": "transferred", "check": "ratio"}, "rule None is none of speedup, "),
         ({"role": "input", "colour": 1}, "colour"),
     ],
 )
@@ -129,6 +134,33 @@ def test_a_claim_that_could_not_be_judged_is_refused_by_name(
     with pytest.raises(RolesError, match=why) as error:
         _check(_claim("H001", {"where": "1", "says": "x", **given}), {})
     assert "H001" in str(error.value)
+
+
+def test_a_claim_with_all_that_its_role_needs_is_taken_as_it_is_written() -> None:
+    given: dict[str, Any] = {"where": "1", "says": "x", "value": [1, 2], "args": [3]}
+    own: list[dict[str, Any]] = [
+        {"role": "input"},
+        {"role": "not identifiable", "why": "y"},
+        {"role": "fitted", "used": "y", "bound": "above"},
+        {"role": "identity", "check": "ratio", "misprint": "y"},
+        {"role": "predicted", "check": "ratio", "rule": "time", "extent": "partly"},
+        {"role": "transferred", "experiment": "e", "rule": "order"},
+    ]
+    experiment = _experiment("e", {"measure": {"rate": ["a"]}})
+    for one in own:
+        made = _claim("H001", given | one)
+        _check(made, {"e": experiment})
+        assert (made.id, made.value, made.args) == ("H001", (1, 2), (3,))
+        assert made.scored == (one["role"] in ("identity", "predicted", "transferred"))
+
+
+def test_an_experiment_runs_over_all_its_groups_or_over_one_that_adds_nothing() -> None:
+    given = {"measure": {"rate": ["a", 1]}, "over": {"x": [["m=1"], ["m=2"]], "y": [["m=3"]]}}
+    found = _experiment("e", given | {"take": "max", "common": ["c"]})
+    assert found == Experiment(
+        "e", ("rate", ("a", 1)), common=["c"], over=(["m=1"], ["m=2"], ["m=3"]), take="max"
+    )
+    assert _experiment("e", {"measure": {"rate": []}}).over == ((),)
 
 
 def test_a_paper_or_a_key_that_is_not_known_is_refused_by_name() -> None:

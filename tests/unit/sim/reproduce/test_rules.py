@@ -184,6 +184,52 @@ def test_signs_are_of_speedups_reductions_and_orders_alone() -> None:
     assert has_published_sign(claim("time", 10), Value(1.0)) is None
 
 
+@pytest.mark.parametrize(
+    ("one", "point", "holds"),
+    [
+        (claim("within", (1, 3)), 1.0, True),
+        (claim("within", (1, 3)), 0.99, False),
+        (claim("time", 10.0), 12.0, True),  # by the last bits more than 1.2 times
+        (claim("time", 10.0), 8.0, True),
+        (claim("odds", 4.0), 5.0, True),
+        (claim("odds", 4.0), 3.2, True),
+        (claim("odds", 4.0), 0.0, False),
+        (claim("share", 80, unit="%"), 0.0, False),
+        (claim("share", 80, unit="%"), 1.0, False),
+        (claim("speedup", 2.0), 0.0, False),
+        (claim("speedup", 2.0), -2.0, False),
+        (claim("speedup", 2.0, bound="below"), 9.0, False),
+        (claim("speedup", 2.0, bound="above"), 2.0, True),
+        (claim("speedup_range", (1.5, 3.0)), 1.5, True),
+        (claim("speedup_range", (1.5, 3.0)), 3.3, True),  # as the upper end
+        (claim("speedup_range", (1.5, 3.0)), 4.0, False),
+    ],
+)
+def test_the_ends_of_what_agrees_are_inside(one: Claim, point: float, holds: bool) -> None:
+    assert agrees(one, Value(point)) is holds
+
+
+@pytest.mark.parametrize(
+    ("one", "value", "told"),
+    [
+        (claim("reduction", 10), Value(0.1), True),
+        (claim("reduction", 10), Value(0.0), False),
+        (claim("reduction", (4, 8)), Value(0.1, (0.1, 0.3)), True),
+        (claim("reduction", (4, 8)), Value(0.1, (0.1, -0.3)), False),
+        (claim("speedup_range", (1.2, 1.5)), Value(1.3, (1.1, 1.6)), True),
+        (claim("speedup_range", (1.2, 1.5)), Value(1.3, (0.9, 1.6)), False),
+        (claim("speedups", (1.2, 1.5)), Value(0.0, (1.1, 1.0)), False),
+        (claim("speedup", 0.8), Value(0.9), True),
+        (claim("speedup", 0.8), Value(1.1), False),
+        (claim("speedup", 1.0), Value(0.3), True),
+        (claim("order", 1), Value(1.0), False),
+        (claim("share", 1), Value(1.0), None),
+    ],
+)
+def test_a_sign_is_of_every_point(one: Claim, value: Value, told: bool | None) -> None:
+    assert has_published_sign(one, value) is told
+
+
 def identity(value: float | tuple[float, float], **given: object) -> Claim:
     return Claim(
         id="H999", where="1", says="x", role="identity", check="ratio", value=value, **given
@@ -223,7 +269,19 @@ def test_words_around_a_number_widen_it_as_they_say() -> None:
     assert not matches(identity(300, bound="above"), 300.0)
     assert matches(identity((2.6, 3.2), bound="range"), 2.646)
     assert not matches(identity((1.05, 1.18), bound="range"), 2.646)
+    assert matches(identity(30, bound="below"), 0.3 * 100), "by the last bits it is more"
+    assert not matches(identity(30, bound="below"), 30.001)
+    assert [matches(identity((2, 3), bound="range"), one) for one in (1.99, 2, 3, 3.01)] == [
+        *(False, True),
+        *(True, False),
+    ]
+    assert [matches(identity(100, about=5), one) for one in (94.9, 95, 105, 105.1)] == [
+        *(False, True),
+        *(True, False),
+    ]
     assert matches(identity((64, 6)), (64, 6))
+    assert not matches(identity((64, 6)), (64,))
+    assert matches(identity(1.5, scale=0.001), 0.0015)
     assert not matches(identity((64, 6)), (64, 8))
 
 

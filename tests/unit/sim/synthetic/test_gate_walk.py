@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from sim.synthetic.gate_walk import (
     logits_of,
     make_routers,
     memory_shares,
+    output_norms,
 )
 from sim.traces.routing import RoutingRule
 
@@ -189,6 +190,9 @@ def test_each_knob_moves_its_statistic_one_way(knob, positions, statistic, rises
         ({"drift": 1.0}, "drift=1.0 must be below 1"),
         ({"channels": 0}, "channels=0"),
         ({"spread": 0.0}, "spread=0.0 must be above 0"),
+        ({"constant": 0.0}, "constant=0.0 must be above 0"),
+        ({"carry_depth": 0.0}, "carry_depth=0.0 must be above 0"),
+        ({"vocabulary": 1.5}, "vocabulary=1.5"),
         ({"popularity": float("nan")}, "popularity=nan"),
         ({"memory_from": 0.9, "memory_to": 0.2}, "memory_from=0.9 must not exceed memory_to=0.2"),
     ],
@@ -209,3 +213,90 @@ def test_popularity_is_the_same_skew_in_every_layer():
     )
     assert advantage[0].std() == pytest.approx(0.8 * walk.spread, rel=1e-4)
     assert not np.array_equal(advantage[0], advantage[1])
+
+
+def test_a_knob_may_be_at_the_end_of_its_range_and_what_is_no_share_above_1():
+    walk = Walk(
+        channels=1, vocabulary=1, topic=1.0, slow=0.0, memory_from=0.5, memory_to=0.5, zipf=1.5
+    )
+    inputs, ids = gate_inputs(walk, make_routers(walk, 1, 1, 0), 2, 0, 0)
+    assert inputs.shape == (1, 2, 1 + 2 + BLIND_CHANNELS)
+    assert ids.tolist() == [0, 0]
+
+
+def test_a_fit_starts_from_these_knobs():
+    assert asdict(Walk()) == {
+        "channels": 16,
+        "spread": 1.5,
+        "popularity": 0.1,
+        "carry_first": 0.9,
+        "carry_deep": 0.98,
+        "carry_depth": 2.0,
+        "drift": 0.0,
+        "memory_first": 0.1,
+        "memory_middle": 0.6,
+        "memory_last": 0.3,
+        "memory_from": 0.1,
+        "memory_to": 0.8,
+        "topic": 0.15,
+        "slow": 0.3,
+        "slow_decay": 0.95,
+        "fast_decay": 0.5,
+        "lexical": 0.6,
+        "vocabulary": 3000,
+        "zipf": 1.05,
+        "affinity": 0.75,
+        "constant": 0.3,
+        "blind": 0.0,
+        "norm_spread": 0.05,
+    }
+
+
+def test_a_seed_gives_these_very_numbers():
+    """Traces of a seed are named in papers and keys, so it must give tomorrow what it gives today."""
+    walk = Walk(
+        channels=2,
+        spread=2.0,
+        popularity=0.5,
+        carry_first=0.6,
+        carry_deep=0.9,
+        carry_depth=1.5,
+        drift=0.4,
+        memory_first=0.2,
+        memory_middle=0.7,
+        memory_last=0.4,
+        memory_from=0.25,
+        memory_to=0.5,
+        topic=0.3,
+        slow=0.4,
+        slow_decay=0.9,
+        fast_decay=0.3,
+        lexical=0.36,
+        vocabulary=6,
+        zipf=1.2,
+        affinity=0.8,
+        constant=0.5,
+        blind=0.4,
+        norm_spread=0.3,
+    )
+    # From 0.9 - 0.3 to nearly 0.9: 0.9 - 0.3 e^(-2 / 3), and 0.9 - 0.3 e^(-4 / 3).
+    assert carries(walk, 4) == pytest.approx([0, 0.6, 0.745975, 0.820921], abs=1e-6)
+    assert memory_shares(walk, 4) == pytest.approx([0.2, 0.7, 0.6, 0.4])
+    routers = make_routers(walk, 4, 3, 7, 1)
+    near = {"abs": 2e-5}
+    expected = [
+        [0.86603, 0.80875, 0.38201, -0.75302, -1.62264, 0.0],
+        [-0.86603, -0.61887, -1.10318, 1.54459, 0.1193, 0.0],
+    ]
+    assert routers.weight[[0, 3], 1, :6] == pytest.approx(np.array(expected), **near)
+    assert np.sign(routers.weight[..., 0]).tolist() == [[-1, 1, 0]] * 2 + [[0, -1, 1]] * 2
+    assert routers.lexicon[5] == pytest.approx([0.52939, 0.01549], **near)
+    inputs, ids = gate_inputs(walk, routers, 5, 7, 2, 1)
+    expected = [
+        [1.41421, 0.62393, 0.16746, 1.04885, 0.08684, 0.30359],
+        [1.41421, 1.37444, -1.41493, -0.1329, -1.20844, 0.17855],
+        [1.41421, 0.82413, -1.27771, 0.246, -1.36043, 0.01918],
+    ]
+    assert inputs[[0, 1, 3], 4, :6] == pytest.approx(np.array(expected), **near)
+    assert ids.tolist() == [1, 0, 2, 4, 4]
+    assert output_norms(walk, 7, 2, (3,)) == pytest.approx([0.83911, 0.74734, 1.06189], **near)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -157,17 +157,30 @@ def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypa
         ValueError, match=r"no fit of some for reading=plain; run python -m capture\.calibrate"
     ):
         load_fit(preset, "plain")
-    fit = Fit(replace(Walk(), popularity=0.25), (FitRow(TARGET, 0.31, 0.01),), 8, 128)
+    fit = Fit(replace(Walk(), popularity=0.25), (FitRow(TARGET, 0.31234, 0.01234),), 8, 128)
     path = write_fits(preset, {"plain": fit})
     write_fits(preset, {"other": replace(fit, tokens=64)})
     assert load_fit(preset, "plain") == fit
-    row = json.loads(path.read_text())["plain"]["table"][0]
-    assert (row["target"], row["achieved"], row["residual"], row["source"]) == (
-        0.3,
-        0.31,
-        0.01,
-        "a paper, table 1",
-    )
+    stored = json.loads(path.read_text())
+    assert {name: one["tokens"] for name, one in stored.items()} == {"plain": 128, "other": 64}
+    assert stored["plain"]["sequences"] == 8
+    assert stored["plain"]["knobs"] == asdict(fit.walk)
+    row = {
+        "statistic": "gini",
+        "target": 0.3,
+        "uncertainty": 0.05,
+        "source": "a paper, table 1",
+        "borrowed": None,
+        "knob": "popularity",
+        "achieved": 0.31234,
+        "deviation": 0.01234,
+        "residual": 0.01234,
+    }
+    assert stored["plain"]["table"] == [row]
+    write_fits(preset, {"plain": replace(fit, rows=(FitRow(TARGET, 0.312345678, 0.0987654),))})
+    (row,) = json.loads(path.read_text())["plain"]["table"]
+    told = (row["achieved"], row["deviation"], row["residual"])
+    assert told == (0.31235, 0.09877, 0.01235), "five digits"
     with pytest.raises(ValueError, match="is of other targets than the preset has"):
         load_fit(some(targets=(replace(TARGET, value=0.4),)), "plain")
 
@@ -175,6 +188,9 @@ def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypa
 def test_reached_is_within_the_uncertainty_and_the_deviation():
     assert FitRow(TARGET, 0.355, 0.01).is_reached
     assert not FitRow(TARGET, 0.365, 0.01).is_reached
+    even = replace(TARGET, value=0.25, uncertainty=0.125)
+    assert FitRow(even, 0.5, 0.125).is_reached, "the end counts"
+    assert FitRow(even, 0.0, 0.125).is_reached, "on either side"
 
 
 def test_every_preset_has_a_fit_and_the_page_names_the_nearest_of_those_that_borrow_one():
@@ -208,3 +224,88 @@ def test_a_model_without_statistics_borrows_targets_and_starts_from_the_nearest_
     assert [target.value for target in own.targets] == values
     assert all(target.borrowed for target in own.targets)
     assert "nearest" in own.note
+
+
+FAMILY = """
+architecture: none
+layers: [[0, 4, 2], [1, 4]]
+experts: 4
+top_k: 2
+hidden: 8
+expert_intermediate: 16
+rule: {score: softmax, weight: norm}
+readings: {plain: as printed}
+targets:
+  - {statistic: gini, value: 0.3, uncertainty: 0.05, source: a paper, knob: popularity, within: [0, 1]}
+members:
+  small:
+  large:
+    experts: 16
+    note: larger
+    assumed: {spread: 2.5}
+    targets:
+      - {statistic: cosine, value: 0.9, uncertainty: 0.1, source: another, readings: [plain]}
+"""
+
+
+def test_members_of_a_family_share_its_file_and_add_what_is_their_own(tmp_path, monkeypatch):
+    (tmp_path / "family.yaml").write_text(FAMILY, encoding="utf-8")
+    (tmp_path / "alone.yaml").write_text(FAMILY.partition("members")[0], encoding="utf-8")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    assert preset_names() == ("alone", "large", "small")
+    gini = Target("gini", 0.3, 0.05, "a paper", "popularity", (0, 1))
+    cosine = Target("cosine", 0.9, 0.1, "another", readings=("plain",))
+    shape = ModelShape("synthetic_small", "none", 5, 4, 2, 8, 16)
+    small = Preset(
+        "small",
+        shape,
+        RoutingRule(score="softmax", weight="norm"),
+        ((0, 2), (1, 2, 3)),
+        {},
+        {"plain": "as printed"},
+        (gini,),
+    )
+    assert load_preset("small") == small
+    assert load_preset("alone") == replace(
+        small, name="alone", shape=replace(shape, name="synthetic_alone")
+    )
+    large = load_preset("large")
+    assert large == replace(
+        small,
+        name="large",
+        shape=replace(shape, name="synthetic_large", experts=16),
+        assumed={"spread": 2.5},
+        targets=(gini, cosine),
+        note="larger",
+    )
+    assert large.start == replace(Walk(), spread=2.5)
+    assert load_preset("large") == large, "reading changes nothing"
+
+
+def test_a_preset_like_another_has_its_shape_and_the_others_targets_and_knobs(
+    tmp_path, monkeypatch
+):
+    own = FAMILY.partition("readings")[0] + "nearest: near\nnote: borrowed\n"
+    near = FAMILY.partition("members")[0].replace(
+        "{plain: as printed}", "{first: as printed, second: else}"
+    )
+    near += "  - {statistic: cosine, value: 0.9, uncertainty: 0.1, source: x, borrowed: y}\n"
+    near += (
+        "  - {statistic: equal_1, value: 0.9, uncertainty: 0.1, source: x, readings: [second]}\n"
+    )
+    (tmp_path / "own.yaml").write_text(own, encoding="utf-8")
+    (tmp_path / "near.yaml").write_text(near, encoding="utf-8")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(module, "FITTED", tmp_path / "fitted")
+    walk = replace(Walk(), spread=2.5)
+    nearest = load_preset("near")
+    rows = tuple(FitRow(target, 0.3, 0.01) for target in nearest.targets_of("first"))
+    write_fits(nearest, {"first": Fit(walk, rows, 8, 128)})
+    found = load_preset("own")
+    assert (found.name, found.nearest, found.note) == ("own", "near", "borrowed")
+    assert found.readings == {"first": "near: as printed"}
+    assert [(one.statistic, one.borrowed, one.readings) for one in found.targets] == [
+        ("gini", "near", ()),
+        ("cosine", "y", ()),
+    ]
+    assert found.start == walk
