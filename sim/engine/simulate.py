@@ -98,9 +98,6 @@ def make_engine(
 def _uncollected() -> Iterator[None]:
     """Without garbage collection: a run makes no reference cycles, and its growing columns would
     be scanned again and again.
-
-    What the run has made counts as old afterwards, so that the next small collection does not scan
-    it, either. Freezing and thawing does this, but would thaw what somebody else froze.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -108,9 +105,6 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 

@@ -108,7 +108,7 @@ class Traffic:
         issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
         number, link, place, call = self._hops
         links = len(self.link_names)
-        row_of = np.empty(len(issued) * links, np.int64)
+        row_of = np.zeros(len(issued) * links, np.int64)
         row_of[number * links + link] = np.arange(len(number))
         served = row_of[services.number * links + services.link]
         start, end, moved = (

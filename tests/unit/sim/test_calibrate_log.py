@@ -304,9 +304,21 @@ def test_words_become_a_request_and_what_is_left_out_is_as_the_help_says(tmp_pat
     log = made(tmp_path)
     columns = {"bytes": "moved", "loads": "loads", "io_ms": "io"}
     plain = Request(
-        log, columns, "rtx4090_pcie4", "mine", None, None, "fp16", 1, None, tmp_path / "mine.yaml",
-        None, 1, None, (),
-    )  # fmt: skip
+        log,
+        columns,
+        "rtx4090_pcie4",
+        "mine",
+        None,
+        None,
+        "fp16",
+        1,
+        None,
+        tmp_path / "mine.yaml",
+        None,
+        1,
+        None,
+        (),
+    )
     assert parse(request(log)) == plain
     lanes = "columns=io_ms:io,compute_ms:compute,load_ms:loads"
     words = ["model=mixtral_8x7b", "precision=int4", "context=9", "rows=20", f"routes={tmp_path}"]
@@ -371,9 +383,21 @@ def test_lanes_are_fitted_to_half_of_the_rows_or_so_many_and_told_by_the_others(
     ):
         monkeypatch.setattr(calibrate_command, name, answer)
     one = Request(
-        log, {}, "rtx4090_pcie4", "mine", None, "m", "int4", 9, None, tmp_path / "a/mine.yaml",
-        tmp_path / "routes", 3, 2.5, ("system=lru",),
-    )  # fmt: skip
+        log,
+        {},
+        "rtx4090_pcie4",
+        "mine",
+        None,
+        "m",
+        "int4",
+        9,
+        None,
+        tmp_path / "a/mine.yaml",
+        tmp_path / "routes",
+        3,
+        2.5,
+        ("system=lru",),
+    )
     text, told = calibrate_lanes(one)
     assert text == "defaults: [a]\nname: mine\n"
     assert told == (

@@ -127,8 +127,12 @@ class Made:
 
     def memory(self, model: str, hardware: str, limits: str, share: float, *rest: Any) -> None:
         assert (model, hardware, limits, *rest) == (
-            "model", "hardware", "limits", 3, self.workload,
-        )  # fmt: skip
+            "model",
+            "hardware",
+            "limits",
+            3,
+            self.workload,
+        )
         if share > self.much:
             raise ValueError(f"the device holds 1 GiB, not {share:g}; lower something")
 
@@ -239,10 +243,18 @@ def test_a_workload_has_all_that_its_sections_say_and_is_shared_unless_it_depend
         lambda trace, **of: made.append({"trace": trace, **of}) or made[-1],
     )
     steps = SimpleNamespace(
-        batching="static", together=2, prefill_chunk=3, arrivals_per_s=None, arrival_seed=4,
-        arrivals_ns=None, lookahead_norm="raw", lengths="lengths", speculation="drafts",
-        told=(SimpleNamespace(blocks=(1, 2)),), tiers=lambda bytes_per_token: bytes_per_token + 1,
-    )  # fmt: skip
+        batching="static",
+        together=2,
+        prefill_chunk=3,
+        arrivals_per_s=None,
+        arrival_seed=4,
+        arrivals_ns=None,
+        lookahead_norm="raw",
+        lengths="lengths",
+        speculation="drafts",
+        told=(SimpleNamespace(blocks=(1, 2)),),
+        tiers=lambda bytes_per_token: bytes_per_token + 1,
+    )
     parts: Any = SimpleNamespace(
         trace=SimpleNamespace(split="fit", exclude=["loops"], max_sequences=5),
         workload=steps,
@@ -253,11 +265,23 @@ def test_a_workload_has_all_that_its_sections_say_and_is_shared_unless_it_depend
     shared = Shared()
     first = _shared_workload(parts, trace, shared)
     assert first == {
-        "trace": "trace", "split": "fit", "batching": "static", "together": 2, "prefill_chunk": 3,
-        "arrivals_per_s": None, "arrival_seed": 4, "arrivals": None, "lookahead": 6, "norm": "raw",
-        "exclude": ("loops",), "max_sequences": 5, "lengths": "lengths", "speculation": "drafts",
-        "blocks": ((1, 2),), "tiers": 8,
-    }  # fmt: skip
+        "trace": "trace",
+        "split": "fit",
+        "batching": "static",
+        "together": 2,
+        "prefill_chunk": 3,
+        "arrivals_per_s": None,
+        "arrival_seed": 4,
+        "arrivals": None,
+        "lookahead": 6,
+        "norm": "raw",
+        "exclude": ("loops",),
+        "max_sequences": 5,
+        "lengths": "lengths",
+        "speculation": "drafts",
+        "blocks": ((1, 2),),
+        "tiers": 8,
+    }
     assert _shared_workload(parts, trace, shared) is first
     steps.arrival_seed = 5
     assert _shared_workload(parts, trace, shared) is not first

@@ -107,9 +107,22 @@ class Built:
 
 
 FIELDS = (
-    "system", "model", "hardware", "trace", "workload", "controller", "durations", "ledger",
-    "resident_share", "seed", "config", "fitted_on", "changed", "recorded", "kv_room",
-)  # fmt: skip
+    "system",
+    "model",
+    "hardware",
+    "trace",
+    "workload",
+    "controller",
+    "durations",
+    "ledger",
+    "resident_share",
+    "seed",
+    "config",
+    "fitted_on",
+    "changed",
+    "recorded",
+    "kv_room",
+)
 OTHERS = ("predictor", "placement", "payload", "cache", "ram_cache")
 
 
@@ -146,11 +159,20 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
     assert run.controller.loader.prefetch_budget == 4
     found = {name: getattr(run, name) for name in FIELDS if name not in ("controller", "durations")}
     assert found == {
-        "system": "lru", "model": made.model, "hardware": made.hardware, "trace": made.trace,
-        "workload": made.workload, "ledger": "ledger", "resident_share": 0.25, "seed": 9,
-        "config": made.config, "fitted_on": 6, "changed": ("trace.x=1",), "recorded": None,
+        "system": "lru",
+        "model": made.model,
+        "hardware": made.hardware,
+        "trace": made.trace,
+        "workload": made.workload,
+        "ledger": "ledger",
+        "resident_share": 0.25,
+        "seed": 9,
+        "config": made.config,
+        "fitted_on": 6,
+        "changed": ("trace.x=1",),
+        "recorded": None,
         "kv_room": None,
-    }  # fmt: skip
+    }
 
 
 def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built) -> None:

@@ -56,12 +56,24 @@ def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
     assert machine_row("mine", compared, "")[5] == NEVER
     given = {"memory_gib": GIVEN, "preset": "calibrated", "validated": "none", "source": "s"}
     assert machine_row("x", given, "") == (
-        "x", "given", "given", "given", "calibrated", "none", "s",
-    )  # fmt: skip
+        "x",
+        "given",
+        "given",
+        "given",
+        "calibrated",
+        "none",
+        "s",
+    )
     model = of_file("model", "mixtral_8x7b")
     assert model_row("m", model, "about") == (
-        "m", "32 x 8, top-2", "46.7 B", "336 MiB", "84 GiB", "128 KiB", model["source"],
-    )  # fmt: skip
+        "m",
+        "32 x 8, top-2",
+        "46.7 B",
+        "336 MiB",
+        "84 GiB",
+        "128 KiB",
+        model["source"],
+    )
     other = {**model, "gates_of": "tiny", "sizes_of": "mixtral_8x7b"}
     assert model_row("m", other, "")[6].startswith(f"{model['source']} (")
 
@@ -71,8 +83,12 @@ def test_workloads_traces_systems_and_policies_are_told_from_their_files(
 ) -> None:
     workload = {"batching": "static", "together": 2, "decode_tokens": 9, "source": 3}
     assert workload_row("w", workload, "about") == (
-        "w", "static, 2 at once", "as recorded / 9", "about", "3",
-    )  # fmt: skip
+        "w",
+        "static, 2 at once",
+        "as recorded / 9",
+        "about",
+        "3",
+    )
     one = {**workload, "together": 1, "prompt_tokens": 4}
     assert workload_row("w", one, "")[1:3] == ("static", "4 / 9")
     monkeypatch.setattr(catalogue, "ROOT", tmp_path)
@@ -87,16 +103,30 @@ def test_workloads_traces_systems_and_policies_are_told_from_their_files(
     }
     (tmp_path / HEADER_FILE).write_text(json.dumps(header), encoding="utf-8")
     assert trace_row("t", {"path": "."}, "about") == (
-        "t", "m: 3 x 5, top-2", "2", "1,781", "about", "recorded; L",
-    )  # fmt: skip
+        "t",
+        "m: 3 x 5, top-2",
+        "2",
+        "1,781",
+        "about",
+        "recorded; L",
+    )
     assert trace_row("t", {"path": None}, "about") == (
-        "t", "the run's model", "its own", "its own", "about",
+        "t",
+        "the run's model",
+        "its own",
+        "its own",
+        "about",
         "recorded or synthetic, as labels say",
-    )  # fmt: skip
+    )
     choices = [{"override /cache": "lru"}, "_self_", {"override /loader": "fast", "precision": "q"}]
     assert system_row("s", {"defaults": choices}, "about") == (
-        "s", "", "lru", "q", "fast", "about",
-    )  # fmt: skip
+        "s",
+        "",
+        "lru",
+        "q",
+        "fast",
+        "about",
+    )
     assert system_row("s", {}, "about") == ("s", "", "", "", "", "about")
     assert policy_row("p", {"_target_": "a.b.C"}, "about") == ("p", "C", "about")
     assert policy_row("p", {}, "about") == ("p", "", "about")

@@ -182,9 +182,12 @@ def test_a_trace_is_a_directory(path: Any) -> None:
 def preset_by_hand(**more: Any) -> Any:
     shape = {"name": "shape", "hidden": 64, "expert_intermediate": 128}
     values: dict[str, Any] = {
-        "name": "p", "nearest": None, "layers": [(1, 2, 3), (1, 2)], "reading": lambda _: "reading",
+        "name": "p",
+        "nearest": None,
+        "layers": [(1, 2, 3), (1, 2)],
+        "reading": lambda _: "reading",
         "shape": SimpleNamespace(**shape),
-    }  # fmt: skip
+    }
     return SimpleNamespace(**{**values, **more})
 
 
