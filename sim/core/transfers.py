@@ -215,9 +215,7 @@ class Transfers(Claims):
         """Queue an absent key on the first link of its route."""
         transfer = Transfer(key, prefetch, moved_bytes, self.calls)
         if not self._moves_simply:
-            link = self._begin_link(key)
-            if link:
-                transfer.link = transfer.first_link = link
+            link = transfer.link = transfer.first_link = self._begin_link(key)
             if moved_bytes < self._key_bytes[key]:
                 transfer.partial = transfer.staged = True
                 transfer.left_bytes = self.hop_bytes(transfer, link)

@@ -23,8 +23,11 @@ from sim.bounds.relaxation import (
 SOFTNESS = 0.2
 
 
-def prices(passes: bool) -> _Prices:
-    """Three gates; two sizes, a load that was never there before, and one that stays."""
+def prices(passes: bool, idle: int = 0) -> _Prices:
+    """Three gates; two sizes, a load that was never there before, and one that stays.
+
+    ``idle``: gates behind them that ask for nothing.
+    """
     requests = Requests(
         np.array([0, 1, 1, 2, 2]),
         np.array([40, 40, 20, 40, 20]),
@@ -32,8 +35,12 @@ def prices(passes: bool) -> _Prices:
         np.array([0, 1, NEVER, 3, 1]),
         np.array([True, False, False, False, True]),
     )
-    compute, after = np.array([30, 90, 50, 70]), np.array([30, 20, 50, 10])
-    return _Prices(Problem(compute, after, np.array([60, 80, 40]), requests, passes))
+    compute, after = (
+        np.array([30, 90, 50, 70] + [8] * idle),
+        np.array([30, 20, 50, 10] + [9] * idle),
+    )
+    room = np.array([60, 80, 40] + [70] * idle)
+    return _Prices(Problem(compute, after, room, requests, passes))
 
 
 def soft_bound(found: _Prices, weights: Floats, price: Floats) -> float:
@@ -48,11 +55,13 @@ def soft_bound(found: _Prices, weights: Floats, price: Floats) -> float:
     )
 
 
-@pytest.mark.parametrize("passes", [False, True])
-def test_slopes_are_how_much_the_bound_moves_with_each_weight_and_price(passes: bool) -> None:
-    found = prices(passes)
+@pytest.mark.parametrize(("passes", "idle"), [(False, 0), (True, 0), (False, 2)])
+def test_slopes_are_how_much_the_bound_moves_with_each_weight_and_price(
+    passes: bool, idle: int
+) -> None:
+    found = prices(passes, idle)
     rng = np.random.default_rng(4)
-    weights, price = rng.uniform(0.1, 1, (3, 4)), rng.uniform(0.1, 0.5, 3)
+    weights, price = rng.uniform(0.1, 1, (3, 4 + idle)), rng.uniform(0.1, 0.5, 3 + idle)
     costs, source = found.ways(weights, price)
     by_weight, by_price = found.slopes(costs, costs.min(axis=0), source, SOFTNESS)
     step = 1e-6
@@ -62,7 +71,7 @@ def test_slopes_are_how_much_the_bound_moves_with_each_weight_and_price(passes: 
         down[at] -= step
         moved = soft_bound(found, up, price) - soft_bound(found, down, price)
         assert moved / (2 * step) == pytest.approx(by_weight[at], abs=1e-6), at
-    for gate in range(3):
+    for gate in range(3 + idle):
         up, down = price.copy(), price.copy()
         up[gate] += step
         down[gate] -= step

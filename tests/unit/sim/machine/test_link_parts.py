@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -293,3 +294,17 @@ def test_rates_of_scattered_rows_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         Scattered(*arguments)
+
+
+def test_a_link_of_which_only_its_speed_is_told_is_a_plain_one() -> None:
+    """One engine and one call a transfer; half the speed to memory that is not pinned; no parts."""
+    told = {f.name: getattr(Link(10.0, 0.5, 6.0), f.name) for f in fields(Link)}
+    assert {name: value for name, value in told.items() if value} == {
+        "peak_gb_per_s": 10.0,
+        "efficiency": 0.5,
+        "overhead_us": 6.0,
+        "engines": 1,
+        "pageable": 0.5,
+        "calls": 1,
+        "unit": "variant",
+    }
