@@ -65,6 +65,7 @@ def test_a_need_sent_elsewhere_is_that_experts() -> None:
     assert serving.gate.keys == [UNITS + 5, UNITS + 4]
     assert serving.gate.experts.tolist() == [[5, 4]]
     assert serving.gate.token == 9
+    assert serving.gate.weights.tolist() == [[0.5, 0.5]]
 
 
 # Contracts: C27

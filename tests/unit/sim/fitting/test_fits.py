@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from helpers.traces import make_trace
 from sim.fitting.fits import fit_from_rows, fit_sequences, profile_of, sample_of, sample_rows
 from sim.policies.requires import FitFile, Sample, Shape, Track
-from sim.traces.trace import Trace, TraceSequence, trace_sha256
+from sim.traces.trace import DECODE, Trace, TraceSequence, trace_sha256
 
 
 def test_uses_are_the_choices_of_all_rows_of_the_fit_sequences_prompts_included(
@@ -24,7 +24,12 @@ def test_uses_are_the_choices_of_all_rows_of_the_fit_sequences_prompts_included(
     for row in np.flatnonzero(np.isin(bundled_trace.sequence, fit)):
         for site, chosen in enumerate(bundled_trace.ids[row].tolist()):
             counted.update((site, expert) for expert in chosen if expert >= 0)
-    uses = profile_of(bundled_trace).uses
+    profile = profile_of(bundled_trace)
+    uses = profile.uses
+    assert len(profile.decoded) == sum(
+        phase == DECODE and sequence in fit
+        for phase, sequence in zip(bundled_trace.phase, bundled_trace.sequence, strict=True)
+    )
     assert {at: int(uses[at]) for at in np.ndindex(uses.shape) if uses[at]} == counted
     assert min(counted.values()) > 1
 

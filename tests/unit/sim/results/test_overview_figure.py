@@ -56,6 +56,15 @@ def test_at_one_budget_a_bar_is_a_run_the_fastest_on_top(monkeypatch: pytest.Mon
     assert axis.get_title() == "m on h; trace t (eval), 4 sequences; sequential"
 
 
+def test_every_panel_is_as_tall_as_the_one_with_most_runs_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = kept(monkeypatch)
+    runs = [run("a", 2.1), run("b", 1.2), run("c", 1.1), run("a", 1.0, name="t1")]
+    draw(overview(runs), Path("nowhere/figure"))
+    assert figures[0].get_figheight() == pytest.approx(2 * (2.2 + 3 * 0.2))
+
+
 def test_a_long_title_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = kept(monkeypatch)
     word = "hardware.links.pcie.peak_gb_per_s="

@@ -120,6 +120,18 @@ def test_a_wrong_part_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_with_files_is_refused_before_any_part_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+
+    def none() -> Iterator[Trace]:
+        pytest.fail("a part was asked for")
+        yield
+
+    with pytest.raises(TraceError, match="must be new"):
+        write_trace_parts(tmp_path, apart(None).header, none(), 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_more_rows_than_were_told_are_refused(tmp_path: Path) -> None:
     trace = apart(None)
     with pytest.raises(ValueError, match=r"^parts have more than the num_rows=11 that were told$"):
