@@ -1,4 +1,4 @@
-"""Alarms that ring for nothing: what they were set for has been forgotten, or finds no room."""
+"""What happens for nothing: an alarm whose reason was forgotten, a cut without room, a wait of 0 ns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sim.engine.contended_links import ContendedLink
-from sim.engine.owners import Owner
+from sim.engine.owners import OwnedEngine, Owner
+from sim.values.record import CPU_RESULT, HOST_TIME
 
 pytestmark = pytest.mark.pure
 ALARM: Any = SimpleNamespace(at_ns=7)
@@ -65,3 +66,22 @@ def test_a_cut_that_finds_no_transfer_to_serve_issues_none(following: str | None
     assert (link.serving, link._ends, link._calls, begun) == ([], [-1, 7], [7], [7])
     assert link._services == [0] * 11 + [30], "the last number of row 1 is what was moved"
     assert service.cut is None
+
+
+@pytest.mark.parametrize(
+    ("until_ns", "idle"),
+    [(49, []), (50, []), (51, [(51, CPU_RESULT), (56, HOST_TIME)])],
+)
+def test_home_wakes_only_where_it_had_to_wait_for_another_device(
+    until_ns: int, idle: list[tuple[int, int]]
+) -> None:
+    """Home is free at 50 ns, and waking takes 5."""
+    told: list[tuple[int, int]] = []
+    home: Any = SimpleNamespace(
+        _free_ns=50,
+        _idle=lambda until, cause: told.append((until, cause)),
+        _waking_ns=lambda idle_ns: 5,
+    )
+    other: Any = SimpleNamespace(begun_ns=30, cause=3)
+    OwnedEngine._wait_for(home, other, until_ns)
+    assert told == idle

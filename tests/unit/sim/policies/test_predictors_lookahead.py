@@ -59,7 +59,7 @@ def test_without_prompts_nothing_is_forecast_in_a_step_that_holds_their_rows(
 
 
 @pytest.mark.parametrize(
-    ("num_experts", "named"), [(60, 15), (64, 16), (8, 2), (4, 1), (5, 1), (1, 0)]
+    ("num_experts", "named"), [(60, 15), (64, 16), (101, 25), (8, 2), (4, 1), (5, 1), (1, 0)]
 )
 def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(
     num_experts: int, named: int
@@ -67,7 +67,7 @@ def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(
     """The percentile of E different values is interpolated at place 0.75 (E - 1), from 0 on.
 
     - 60 values: 44.25, so 45 .. 59 are above it (15: Qwen1.5-MoE).
-    - 64 values: 47.25, so 48 .. 63 (16: DeepSeekMoE).
+    - 64 values: 47.25, so 48 .. 63 (16: DeepSeekMoE). 101 values: exactly 75, so 76 .. 100.
     - 8 values: 5.25, so 6 and 7. 4 values: 2.25, so 3.
     - 5 values: exactly 3, and value 3 is not above itself, so 4.
     - One expert is not above itself.
