@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# Nothing is compiled at installation but when it is first imported, which must then be kept, or every process of the
-# tests compiles it again.
+# Bytecode is made when a module is first imported, not at installation. It is kept even where the environment says
+# otherwise: without it every process that the tests start would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint check wheel bench engine compiled differential thorough reproduce predictors docs notebooks clean

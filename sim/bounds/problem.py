@@ -321,7 +321,7 @@ def _dense_blocks(
     requests take no bytes.
     """
     first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
-    gate = np.arange(first if first else gates, gates, dtype=np.int64)
+    gate = np.arange(first or gates, gates, dtype=np.int64)
     none = np.zeros(len(gate), np.int64)
-    load_ns = link_time_ns(durations, controller, min(controller.dense_bytes)) if first else NEVER
-    return [Requests(gate, none, none + load_ns, none + NEVER, none > none)]
+    load_ns = link_time_ns(durations, controller, min(controller.dense_bytes)) if first else 0
+    return [Requests(gate, none, none + load_ns, none + NEVER, np.zeros(len(gate), np.bool_))]

@@ -91,7 +91,7 @@ def _split_plain(
     is_urgent = np.array(services.is_urgent, np.bool_)[row]
     parts["demand"][which] = np.where(is_urgent, idle_end - served_from, 0)
     parts["late_prefetch"][which] = np.where(is_urgent, 0, idle_end - served_from)
-    late = np.flatnonzero(served_from - idle_start)
+    late = np.flatnonzero(served_from > idle_start)
     columns = (column[late].tolist() for column in (which, row, idle_start, served_from))
     for at, of_row, from_ns, to_ns in zip(*columns, strict=True):
         behind = services.before(of_row, from_ns, to_ns)
