@@ -210,6 +210,7 @@ def _impossible(run: RunFiles) -> dict[str, str]:
     config, kinds = run.config, set(run.transfers["class"])
     host: Mapping[str, float] = config["hardware"].get("host") or {}
     devices: Mapping[str, object] = config["hardware"].get("devices") or {}
+    swaps = config["hardware"].get("swap")
     later = config["hardware"].get("prediction_us") or config["hardware"].get("forecasting")
     conditions = {
         "demand": (not kinds, "nothing was transferred"),
@@ -223,8 +224,8 @@ def _impossible(run: RunFiles) -> dict[str, str]:
         ),
         "predictor": (not later and not run.is_real, "predictions take no time"),
         "host": (
-            not run.is_real and not any(_numbers(host)) and not _decides_slowly(run),
-            "host time is 0",
+            not (run.is_real or any(_numbers(host)) or swaps or _decides_slowly(run)),
+            "host time is 0, and the system swaps no pages",
         ),
     }
     return {part: why for part, (is_impossible, why) in conditions.items() if is_impossible}

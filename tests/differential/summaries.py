@@ -252,6 +252,7 @@ def _config(
             "links": "shared" if where.shared else "own",
         },
         "host": _host(scenario.host),
+        "swap": scenario.swap and vars(scenario.swap),
         "prediction_us": scenario.prediction_ns / 1000,
         "ram": None,
     }

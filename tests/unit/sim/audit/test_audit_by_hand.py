@@ -310,6 +310,8 @@ ALL_PARTS = {
         ({"kinds": []}, {"forecasting": {"a": 1}}, {"storage", "predictor"}),
         ({"kinds": []}, {"host": {"sync_us": 0.5, "name": "x"}}, {"storage", "host"}),
         ({"kinds": []}, {"host": {"sync_us": 0}}, {"storage"}),
+        ({"kinds": []}, {"swap": {"page_kib": 4.0}}, {"storage", "host"}),
+        ({"kinds": []}, {"swap": None}, {"storage"}),
         ({"kinds": [], "placement": {"us_per_assignment": 1.0}}, {}, {"storage", "host"}),
         ({"kinds": [], "placement": {"us_per_assignment": 0.0}}, {}, {"storage"}),
         ({"kinds": [], "real": True}, {}, {"storage", "predictor", "host"}),
