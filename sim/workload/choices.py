@@ -131,11 +131,13 @@ class Choices:
         return self._in_order(self.trace.weights, 0)
 
     def _in_order(self, values: NDArray[Number], dropped: int) -> NDArray[Number]:
-        found = np.full(self._order.shape, dropped, values.dtype)
+        found = np.empty(self._order.shape, values.dtype)
         for part, rows in self._parts():
-            order = self._order[part].astype(np.intp)
-            kept = np.take_along_axis(self.trace.ids[rows], order, -1) >= 0
-            np.copyto(found[part], np.take_along_axis(values[rows], order, -1), where=kept)
+            order, put = self._order[part], values[rows]
+            put[self.trace.ids[rows] < 0] = dropped
+            moved = (order != np.arange(self.top_k)).any(axis=-1)
+            put[moved] = np.take_along_axis(put[moved], order[moved].astype(np.intp), -1)
+            found[part] = put
         return found
 
     @cached_property
@@ -326,7 +328,15 @@ def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -
     """
     if as_it_stands:
         return np.argsort(ids < 0, axis=-1, kind="stable")
-    return np.lexsort((ids, -weights, ids < 0), axis=-1)
+    order = np.broadcast_to(np.arange(ids.shape[-1]), ids.shape).copy()
+    # Most routers choose in this order: to see that is many times faster than to sort.
+    ordered = (weights[..., :-1] > weights[..., 1:]) | (
+        (weights[..., :-1] == weights[..., 1:]) & (ids[..., :-1] < ids[..., 1:])
+    )
+    others = ~ordered.all(axis=-1) | (ids < 0).any(axis=-1)
+    ids, weights = ids[others], weights[others]
+    order[others] = np.lexsort((ids, -weights, ids < 0), axis=-1)
+    return order
 
 
 @dataclass(frozen=True)
