@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
-from itertools import product
+from itertools import product, zip_longest
 from typing import cast
 
 import pytest
@@ -87,33 +87,31 @@ ALONE = ("system", "experiment", "devices")
 """Groups whose files set other groups' keys."""
 
 
-def chosen_beside(group: str, name: str) -> list[str]:
-    """Words that choose this option, and of every other group the option of the same number.
+def together() -> list[list[tuple[str, str]]]:
+    """All options, in lists of such as compose together: of every group the one of a number.
 
-    Composing takes a quarter of a second: so each composition tests an option of every group.
+    Composing takes a quarter of a second, so that no option is composed by itself without need.
     """
-    if group in ALONE:
-        return [f"{group}={name}"]
-    of = {key: [option for at, option in OPTIONS if at == key] for key in GROUPS}
-    place = of[group].index(name)
-    return [
-        f"{key}={options[place]}"
-        for key, options in of.items()
-        if key not in ALONE and place < len(options)
-    ]
+    of = {key: [option for option in OPTIONS if option[0] == key] for key in GROUPS}
+    alone = [[option] for key in ALONE for option in of.pop(key)]
+    return [[one for one in row if one] for row in zip_longest(*of.values())] + alone
 
 
 @pytest.mark.alike
-@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=map("/".join, OPTIONS))
-def test_every_option_composes_with_the_rest(configure: Configure, group: str, name: str) -> None:
-    cfg = configure(*chosen_beside(group, name))
+@pytest.mark.parametrize("chosen", together(), ids=lambda chosen: "/".join(chosen[0]))
+def test_every_option_composes_with_the_rest(
+    configure: Configure, chosen: list[tuple[str, str]]
+) -> None:
+    cfg = configure(*map("=".join, chosen))
     assert set(PARTS) <= set(cfg)
-    left_open = [key for key in OmegaConf.missing_keys(cfg) if key.startswith(f"{group}.")]
-    assert bool(left_open) == (name in OPEN_VALUES)
-    if group in PARTS:
-        assert cfg[group] == option(group, name), (
-            "a word on the command line puts the option's file in its place"
-        )
+    missing = OmegaConf.missing_keys(cfg)
+    for group, name in chosen:
+        left_open = [key for key in missing if key.startswith(f"{group}.")]
+        assert bool(left_open) == (name in OPEN_VALUES), name
+        if group in PARTS:
+            assert cfg[group] == option(group, name), (
+                "a word on the command line puts the option's file in its place"
+            )
 
 
 def test_every_file_of_conf_is_an_option_of_a_group() -> None:
