@@ -122,7 +122,9 @@ def build(
     fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
     durations = _durations(parts, geometry, held)
     if parts.loader.prefetch_budget in COUNTED:
-        prefetches = counted_prefetches(parts, workload, durations, geometry)
+        prefetches = counted_prefetches(
+            parts.loader.prefetch_budget, parts.predictor.reach, workload, durations, geometry
+        )
         parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
     kv_room = None
     if parts.workload.kv_allocation == GROWING:
@@ -248,9 +250,13 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
 
 
 def counted_prefetches(
-    parts: Parts, workload: Workload, durations: Durations, geometry: Geometry
+    budget: str | int,
+    reach: int | None,
+    workload: Workload,
+    durations: Durations,
+    geometry: Geometry,
 ) -> int:
-    """The number that a ``prefetch_budget`` of `COUNTED` stands for.
+    """The number that a ``prefetch_budget`` of `COUNTED` stands for; ``reach`` is the predictor's.
 
     - ``within_layer``: how many experts the link to the device moves while one layer of a decoded
       token is computed; at least the needs of one token.
@@ -261,7 +267,6 @@ def counted_prefetches(
     Raise ValueError where the steps depend on time, and for ``in_time`` with a predictor whose
     ``reach`` is not known.
     """
-    budget, reach = parts.loader.prefetch_budget, parts.predictor.reach
     if workload.is_timed:
         raise ValueError(
             f"loader.prefetch_budget={budget} is a mean of steps that do not depend on time; "

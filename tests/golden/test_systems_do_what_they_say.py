@@ -197,8 +197,10 @@ CLAIMS = {
         "cache=weighted_score",
     ),
     "expected_needs": Claim(
-        "forecasts the fourth gate from here, of the next token if need be",
-        lambda ran: {ahead for of_gate in ran.ahead().values() for ahead in of_gate} == {4, 4 - 16},
+        "forecasts the next five gates, of the next token if need be",
+        lambda ran: (
+            {ahead % 16 for of_gate in ran.ahead().values() for ahead in of_gate} == {1, 2, 3, 4, 5}
+        ),
         "predictor.sites_ahead=3",
     ),
     "transformers": Claim("calls every expert of a layer", moves_layers, "payload=whole"),
