@@ -85,12 +85,12 @@ def test_what_arrives_in_time_is_not_known_of_a_predictor_without_a_reach() -> N
 
 def test_what_a_layer_takes_is_not_known_before_steps_that_depend_on_time() -> None:
     workload: Any = Steps(is_timed=True)
+    durations = FixedDurations((1,), 0, (1,), {})
     with pytest.raises(
         ValueError,
         match=r"^loader\.prefetch_budget=within_layer is a mean of steps that do not depend on time;"
         r" set workload\.arrivals_per_s=null .*, or loader\.prefetch_budget to a number$",
     ):
-        durations = FixedDurations((1,), 0, (1,), {})
         counted_prefetches("within_layer", None, workload, durations, GEOMETRY)
 
 
