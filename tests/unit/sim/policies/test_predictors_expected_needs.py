@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.policies.expected_needs import ExpectedNeeds
+from sim.policies.expected_needs import FIRST_WEIGHTS, ExpectedNeeds
 from sim.policies.requires import Shape
 
 TWO = Shape(2, 2, 1)
@@ -146,6 +146,7 @@ def test_a_site_is_named_until_its_gate_as_it_was_forecast() -> None:
 
 def test_sites_are_forecast_at_most_once_through_the_stack() -> None:
     predictor = seen(ready(sites_ahead=5), *TABLE)
+    assert predictor.reach == 5, "the loader's budget in_time asks how far it looks"
     assert [one.site for one in predictor.predict(gate(2, 0, [1]))] == [1, 0]
 
 
@@ -186,6 +187,20 @@ def test_a_prompt_forecasts_nothing_and_moves_the_late_shares_only() -> None:
     seen(predictor, gate(0, 0, [1]), prompt)
     _, found = odds(predictor, gate(2, 0, [1]))
     assert found == pytest.approx(dict.fromkeys((0, 1), (0.385 * 0.5) ** 0.5))
+
+
+def test_of_a_forecast_that_a_prompt_has_overtaken_nothing_is_learned_later() -> None:
+    prompts = gate(1, 1, [0], [1]), gate(2, 0, [0], [1])
+    predictor = seen(ready(rate=0.1), gate(0, 0, [1]), *prompts, gate(3, 1, [0]))
+    assert predictor._weights.tolist() == list(FIRST_WEIGHTS)
+
+
+def test_a_product_of_lifts_that_is_too_small_for_a_number_is_none_the_less_finite() -> None:
+    """Five lifts of 1e-200 each, so that late and all uses stand beside (1e-300) ** 0.2."""
+    predictor = seen(ready(), *TABLE, gate(2, 0, [1]), gate(3, 1, [0]))
+    predictor._times[:], predictor._followed[:] = 1e200, 0
+    _, found = odds(predictor, gate(4, 0, [1]))
+    assert found[1] == pytest.approx((0.01 * 0.1 / 2.2) ** 0.5 * 1e-60)
 
 
 def test_an_encoder_is_not_forecast() -> None:
