@@ -123,10 +123,10 @@ def _loader(run: RunFiles) -> Iterator[Rule | Left]:
     for name in run.summary["contracts"]:
         if name not in told:
             continue
-        if told[name] == "within_layer":
+        if told[name] in ("within_layer", "in_time"):
             yield Left(
                 f"contracts.{name}",
-                "loader.prefetch_budget=within_layer becomes a number of the machine's times",
+                f"loader.prefetch_budget={told[name]} becomes a number of the machine's times",
             )
         else:
             yield Rule(f"contracts.{name}", told[name], f"loader.{name}")

@@ -21,10 +21,12 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
 }
 
 
-BUDGETS = ("all", "until_next_gate", "within_layer")
-"""The values of ``prefetch_budget`` that are words. ``within_layer`` becomes a number before a run
+COUNTED = ("within_layer", "in_time")
+"""The values of ``prefetch_budget`` that become numbers of the machine's times before a run
 (`sim.setup.build`).
 """
+BUDGETS = ("all", "until_next_gate", *COUNTED)
+"""The values of ``prefetch_budget`` that are words."""
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,8 @@ class Predictor(Policy, Protocol):
     """At gates of decoded rows its nearest forecast is ``gate.routed(1)``, which the metrics can
     count for the whole run at once.
     """
+    reach: int | None = None
+    """How many gates before its own a site is forecast, if that is always the same number."""
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         """Forecasts, nearest site first, best expert first inside a site. The nearest may be the

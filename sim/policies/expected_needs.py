@@ -23,29 +23,36 @@ SEEN = 0.1
 """How many visits each expert of a site counts before the first, at top-k of them."""
 LAYERS = 4
 """From how many sites a forecast reads what they chose: the gate's own and those before it."""
-FIRST_WEIGHTS = (0.0, 0.5, 0.5, 0.3, 0.4, *(0.2,) * (LAYERS - 1), 0.0)
+FIRST_WEIGHTS = (0.0, 0.5, 0.5, 0.2)
 """The weights before the first gate, by `_Told.features`."""
+TINY = 1e-300
+"""The least that a product of lifts counts as, so that its logarithm is finite."""
 
 
 @dataclass(frozen=True)
 class _Told:
     """What was known of a site when its visit was forecast.
 
-    - ``sources`` [1 + LAYERS, K]: rows of the site's tables. They are of the experts that the site
+    - ``row`` [K]: what the gate chose that forecasts it.
+    - ``rows`` [(1 + LAYERS) * K]: rows of the site's tables. They are of the experts that the site
       itself chose last, and of those that the gate's site and the sites before it did.
-    - ``features`` [4 + LAYERS, E]: 1; the logarithms of the late share, of the share of all visits,
-      and of each source's lift; whether the site chose the expert at its last visit.
+    - ``features`` [4, E]: 1; the logarithms of the late share, of the share of all visits, and of
+      the product of the lifts.
     - ``likely`` [E]: how likely the visit asks for each expert.
+    - ``forecast``: the experts that are named, if any.
     """
 
-    sources: NDArray[np.int64]
+    row: NDArray[np.int64]
+    rows: NDArray[np.int64]
     features: Floats
     likely: Floats
+    forecast: RowForecast | None
 
 
 class ExpectedNeeds(FittedPredictor):
-    """Forecasts the site that comes ``sites_ahead`` gates later: every expert that it asks for with
-    a likeliness of at least ``threshold`` (docs/contracts/needs.md).
+    """Forecasts the next ``sites_ahead`` sites: every expert that is at least ``times_chance`` times
+    as likely to be asked for as an expert by chance (docs/contracts/needs.md). Each site is forecast
+    once, at the gate ``sites_ahead`` before its own, and named again until then.
 
     The likeliness is ``1 / (1 + exp(-sum of weight * feature))``. The features are tables of what
     was asked for after what, and shares of visits that asked for the expert; the weights are learned
@@ -66,19 +73,20 @@ class ExpectedNeeds(FittedPredictor):
 
     def __init__(
         self,
-        sites_ahead: int = 4,
-        threshold: float = 0.25,
+        sites_ahead: int = 5,
+        times_chance: float = 1.0,
         half_life_visits: float = 8.0,
         prior_visits: float = 3.0,
         rate: float = 0.1,
     ) -> None:
         super().__init__("all")
         require_number("predictor.sites_ahead", sites_ahead, minimum=1, whole=True)
-        require_range("predictor.threshold", threshold, 0, 1, "a share")
+        require_number("predictor.times_chance", times_chance)
         require_range("predictor.rate", rate, 0, 1, "a share")
         require_number("predictor.half_life_visits", half_life_visits, minimum=0.1)
         require_number("predictor.prior_visits", prior_visits, minimum=0.1)
-        self.sites_ahead, self.threshold, self.rate = sites_ahead, threshold, rate
+        self.reach = self.sites_ahead = sites_ahead
+        self.times_chance, self.rate = times_chance, rate
         self.half_life_visits, self.prior_visits = half_life_visits, prior_visits
 
     @property
@@ -91,6 +99,16 @@ class ExpectedNeeds(FittedPredictor):
     def forget(self) -> None:
         assert self.shape is not None
         sites, experts, top_k = self.shape.sites, self.shape.experts, self.shape.top_k
+        first = self.shape.encoder_sites
+        # At most once through the stack: by site, the sites that are forecast there, the nearest
+        # first, and those of which it is read what they chose.
+        ahead = range(1, min(self.sites_ahead, sites - first) + 1)
+        self._ahead = [self._sites(site, ahead) for site in range(sites)]
+        self._reads = [
+            np.array([self._ahead[site][-1], *self._sites(site, range(0, -LAYERS, -1))])
+            for site in range(sites)
+        ]
+        self._least = self.times_chance * top_k / experts
         self._decay = 0.5 ** (1 / self.half_life_visits)
         self._late = np.zeros((sites, experts))
         self._total, self._visits = (
@@ -107,22 +125,20 @@ class ExpectedNeeds(FittedPredictor):
         self._told: list[_Told | None] = [None] * sites
         self._memo = Memo()
 
+    def _sites(self, site: int, steps: range) -> list[int]:
+        """The sites so many gates after this one; after the last site the first comes."""
+        assert self.shape is not None
+        first = self.shape.encoder_sites
+        return [first + (site - first + step) % (self.shape.sites - first) for step in steps]
+
     # ---- forecasts
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
-        told = self._tell(gate, shape)
-        if told is None:
+        now = self._tell(gate, shape)
+        if now is None:
             return ()
-        named = np.flatnonzero(told.likely >= self.threshold)
-        if not len(named):
-            return ()
-        named = named[np.argsort(-told.likely[named], kind="stable")]
-        experts, likely = named[None], told.likely[None, named]
-        return (RowForecast(self._target(gate.site, shape), shape.experts + 1, experts, likely),)
-
-    def _target(self, site: int, shape: Shape) -> int:
-        first = shape.encoder_sites
-        return first + (site - first + self.sites_ahead) % (shape.sites - first)
+        nearer = [self._told[site] for site in self._ahead[gate.site][:-1]]
+        return [told.forecast for told in (*nearer, now) if told and told.forecast]
 
     def _tell(self, gate: Gate, shape: Shape) -> _Told | None:
         """What is known of the target at this gate; None at a prompt and in an encoder."""
@@ -134,36 +150,38 @@ class ExpectedNeeds(FittedPredictor):
         return found
 
     def _told_of(self, gate: Gate, shape: Shape) -> _Told:
-        site, first = gate.site, shape.encoder_sites
-        target, stack = self._target(site, shape), shape.sites - first
-        sources = self._asked[
-            [target, *(first + (site - first - back) % stack for back in range(LAYERS))]
-        ]
-        sources[1] = _row(gate, shape)
+        site = gate.site
+        target = self._ahead[site][-1]
+        asked = self._asked[self._reads[site]]
+        asked[1] = row = _row(gate, shape)
         if target == site:
-            sources[0] = sources[1]
-        last = sources[0]
-        sources = sources + self._places
-        features = np.zeros((len(FIRST_WEIGHTS), shape.experts + 1))
-        base = self._total[target] / self._visits[target]
+            asked[0] = row
+        rows = (asked + self._places).ravel()
+        features = np.empty((len(FIRST_WEIGHTS), shape.experts))
+        base = np.divide(self._total[target], self._visits[target], out=features[2])
         features[0] = 1
-        features[1, :-1] = np.log(self._late[target] + LEAST)
-        features[2, :-1] = np.log(base)
-        features[3:-1, :-1] = self._lifts(target, sources, base)
-        features[-1, last] = 1
-        features = np.ascontiguousarray(features[:, :-1])
+        np.add(self._late[target], LEAST, out=features[1])
+        np.maximum(self._lifts(target, rows, base), TINY, out=features[3])
+        np.log(features[1:], out=features[1:])
         likely: Floats = 1 / (1 + np.exp(-(self._weights @ features)))
-        return _Told(sources, features, likely)
+        return _Told(row, rows, features, likely, self._named(target, likely))
 
-    def _lifts(self, site: int, sources: NDArray[np.int64], base: Floats) -> Floats:
-        """[1 + LAYERS, E]: the logarithm of how much more often than ever each expert was asked for
-        after what a source chose; the product over its experts.
+    def _lifts(self, site: int, rows: NDArray[np.int64], base: Floats) -> Floats:
+        """[E]: how much more often than ever each expert was asked for after what was chosen; the
+        product over all that was.
         """
         prior = self.prior_visits
-        followed = (self._followed[site][sources] + prior * base).prod(axis=1)
-        times = (self._times[site][sources] + prior).prod(axis=1)
-        lifts: Floats = np.log(followed / (times[:, None] * base ** sources.shape[1]))
-        return lifts
+        times = (self._times[site][rows] + prior)[:, None]
+        lifts = (self._followed[site][rows] + prior * base) / (times * base)
+        product: Floats = lifts.prod(axis=0)
+        return product
+
+    def _named(self, site: int, likely: Floats) -> RowForecast | None:
+        named = np.flatnonzero(likely >= self._least)
+        if not len(named):
+            return None
+        named = named[np.argsort(-likely[named], kind="stable")]
+        return RowForecast(site, len(likely) + 1, named[None], likely[None, named])
 
     # ---- what is learned
 
@@ -172,20 +190,21 @@ class ExpectedNeeds(FittedPredictor):
         assert shape is not None
         site, positions = gate.site, _positions(gate)
         told, before = self._tell(gate, shape), self._told[site]
-        decay, asked = self._decay**positions, list(gate.needs)
-        self._late[site] *= decay
-        self._late[site][asked] += (1 - decay) * np.minimum(np.array(gate.tokens) / positions, 1)
+        decay, asked, late = self._decay**positions, list(gate.needs), self._late[site]
+        late *= decay
         self._told[site] = None
         if told is None:
+            late[asked] += (1 - decay) * np.minimum(np.array(gate.tokens) / positions, 1)
             self._asked[site] = shape.experts
             return
+        late[asked] += 1 - decay
         if before is not None:
             self._learn(before, asked)
-            self._count(site, before.sources, asked)
+            self._count(site, before.rows, asked)
         self._total[site][asked] += 1
         self._visits[site] += 1
-        self._asked[site] = _row(gate, shape)
-        self._told[self._target(site, shape)] = told
+        self._asked[site] = told.row
+        self._told[self._ahead[site][-1]] = told
 
     def _learn(self, told: _Told, asked: list[int]) -> None:
         error = -told.likely
@@ -194,10 +213,10 @@ class ExpectedNeeds(FittedPredictor):
         self._squares += slope * slope
         self._weights += self.rate * slope / np.sqrt(self._squares + 1)
 
-    def _count(self, site: int, sources: NDArray[np.int64], asked: list[int]) -> None:
+    def _count(self, site: int, rows: NDArray[np.int64], asked: list[int]) -> None:
         times, followed, experts = self._times[site], self._followed[site], len(self._late[site])
-        times[sources] += 1
-        followed[sources[..., None], asked] += 1
+        times[rows] += 1
+        followed[rows[:, None], asked] += 1
         times[experts :: experts + 1] = 0
         followed[experts :: experts + 1] = 0
 

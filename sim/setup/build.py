@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sim.core.controller import Controller
+from sim.core.loader import COUNTED
 from sim.fitting.fits import profile_of
 from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
@@ -120,8 +121,10 @@ def build(
     others = ("predictor", "placement", "payload", "cache", "ram_cache")
     fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
     durations = _durations(parts, geometry, held)
-    if parts.loader.prefetch_budget == "within_layer":
-        prefetches = prefetches_within_layer(workload, durations, geometry)
+    if parts.loader.prefetch_budget in COUNTED:
+        prefetches = counted_prefetches(
+            parts.loader.prefetch_budget, parts.predictor.reach, workload, durations, geometry
+        )
         parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
     kv_room = None
     if parts.workload.kv_allocation == GROWING:
@@ -246,15 +249,27 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
     )
 
 
-def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
-    """How many experts the link to the device moves while one layer of a decoded token is computed.
+def counted_prefetches(
+    budget: str | int,
+    reach: int | None,
+    workload: Workload,
+    durations: Durations,
+    geometry: Geometry,
+) -> int:
+    """The number that a ``prefetch_budget`` of `COUNTED` stands for; ``reach`` is the predictor's.
+
+    - ``within_layer``: how many experts the link to the device moves while one layer of a decoded
+      token is computed; at least the needs of one token.
+    - ``in_time``: how many it moves while the sites are computed that lie between a forecast and
+      the gate it is of. That may be none.
 
     The time of a layer is the mean over the run's decode steps (over all steps, if none decodes).
-    The answer is at least the needs of one token. Raise ValueError where the steps depend on time.
+    Raise ValueError where the steps depend on time, and for ``in_time`` with a predictor whose
+    ``reach`` is not known.
     """
     if workload.is_timed:
         raise ValueError(
-            "loader.prefetch_budget=within_layer is a mean of steps that do not depend on time; "
+            f"loader.prefetch_budget={budget} is a mean of steps that do not depend on time; "
             f"{NO_ARRIVALS}, or loader.prefetch_budget to a number"
         )
     decode = [step for step in workload.steps if step.decode] or workload.steps
@@ -262,9 +277,15 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
     sites = range(geometry.sites)
     expert_ns = sum(durations.expert_ns(0, site, 1) for site in sites) // len(sites)
     layer_ns = sum(dense_ns) // len(dense_ns) + geometry.top_k * expert_ns
-    return transfers_within(
-        layer_ns, max(1, durations.hop_ns(0, geometry.variant_bytes[0])), geometry.top_k
-    )
+    load_ns = max(1, durations.hop_ns(0, geometry.variant_bytes[0]))
+    if budget == "within_layer":
+        return transfers_within(layer_ns, load_ns, geometry.top_k)
+    if reach is None:
+        raise ValueError(
+            "loader.prefetch_budget=in_time needs a predictor that says how far ahead it forecasts;"
+            " choose predictor=expected_needs, or set loader.prefetch_budget to a number"
+        )
+    return reach * layer_ns // load_ns
 
 
 def _shared_trace(parts: Parts, shared: Shared) -> Trace:

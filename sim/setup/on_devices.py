@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from sim.bounds.bounds import NONE
+from sim.core.loader import COUNTED
 from sim.machine.budget import all_slot_bytes
 from sim.machine.devices import COPIES, OWN, SHARED, Devices, each_alone, faster
 from sim.machine.devices_costs import InStep, OnLayers, OnOwners, Timed
@@ -182,8 +183,8 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
     }
     if devices.is_dealt:
         refused |= {
-            "loader.prefetch_budget=within_layer": (
-                loader.prefetch_budget == "within_layer",
+            f"loader.prefetch_budget={loader.prefetch_budget}": (
+                loader.prefetch_budget in COUNTED,
                 "loader.prefetch_budget to a number",
             ),
             f"workload.draft_layers={drafts} on devices that differ": (

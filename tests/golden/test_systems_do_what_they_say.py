@@ -197,9 +197,9 @@ CLAIMS = {
         "cache=weighted_score",
     ),
     "expected_needs": Claim(
-        "forecasts the fourth gate from here, of the next token if need be",
-        lambda ran: {ahead for of_gate in ran.ahead().values() for ahead in of_gate} == {4, 4 - 16},
-        "predictor.sites_ahead=3",
+        "prefetches nothing where no expert can arrive in the time of five layers",
+        lambda ran: ran.run.controller.loader.prefetch_budget == 0 and not ran.queued,
+        "hardware.links.pcie.peak_gb_per_s=400",
     ),
     "transformers": Claim("calls every expert of a layer", moves_layers, "payload=whole"),
     "deepspeed_inference": Claim(

@@ -290,12 +290,13 @@ def test_only_a_simulated_run_has_a_split(summary: dict[str, Any], told: str) ->
     }
 
 
-def test_a_budget_of_prefetches_within_a_layer_is_a_number_of_the_machines_times() -> None:
+@pytest.mark.parametrize("word", ["within_layer", "in_time"])
+def test_a_counted_budget_of_prefetches_is_a_number_of_the_machines_times(word: str) -> None:
     contracts = {"contracts": {"prefetch_budget": 7, "queue": "x", "of_no_loader": 1}}
-    loader = {"prefetch_budget": "within_layer", "queue": "replace"}
+    loader = {"prefetch_budget": word, "queue": "replace"}
     assert given(settings._loader(files(summary=contracts, loader=loader))) == {
         "contracts.prefetch_budget": (
-            "loader.prefetch_budget=within_layer becomes a number of the machine's times"
+            f"loader.prefetch_budget={word} becomes a number of the machine's times"
         ),
         "contracts.queue": "replace",
     }

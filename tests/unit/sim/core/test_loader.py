@@ -49,9 +49,9 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("demand_evicts", "all", "masked_last, unmasked"),
         ("retention", "forever", "strict, after_batch, until_next_visit"),
         ("replay_unit", "token", "union, access"),
-        ("prefetch_budget", -1, "all, until_next_gate, within_layer, or a count >= 0"),
-        ("prefetch_budget", "some", "all, until_next_gate, within_layer, or a count >= 0"),
-        ("prefetch_budget", 1.5, "all, until_next_gate, within_layer, or a count >= 0"),
+        ("prefetch_budget", -1, "all, until_next_gate, within_layer, in_time, or a count >= 0"),
+        ("prefetch_budget", "some", "all, until_next_gate, within_layer, in_time, or a count >= 0"),
+        ("prefetch_budget", 1.5, "all, until_next_gate, within_layer, in_time, or a count >= 0"),
     ],
 )
 def test_what_is_unknown_is_refused_with_what_is_allowed(

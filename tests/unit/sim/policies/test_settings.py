@@ -99,7 +99,7 @@ SETTINGS: list[tuple[Callable[..., Any], str, Edges]] = [
     (lambda **g: GateLookahead(1, **g), "predictor.experts", MAYBE_COUNT),
     (lambda **g: GateLookahead(1, **g), "predictor.prompts", FLAGS),
     (ExpectedNeeds, "predictor.sites_ahead", COUNTS),
-    (ExpectedNeeds, "predictor.threshold", SHARES),
+    (ExpectedNeeds, "predictor.times_chance", AMOUNTS),
     (ExpectedNeeds, "predictor.rate", SHARES),
     (ExpectedNeeds, "predictor.half_life_visits", ((0.1, 9), (0.09, inf, nan, *NO_NUMBER))),
     (ExpectedNeeds, "predictor.prior_visits", ((0.1, 9), (0.09, inf, nan, *NO_NUMBER))),

@@ -18,9 +18,9 @@ from sim.setup.build import (
     _durations,
     _shared_workload,
     _smallest_budget,
+    counted_prefetches,
     fitting_budget,
     load_trace,
-    prefetches_within_layer,
     trace_directory,
 )
 from sim.values.places import ROOT
@@ -62,17 +62,36 @@ def test_the_link_moves_so_many_experts_while_a_layer_is_computed(
 ) -> None:
     durations = FixedDurations((10, 20, 40), 0, (7, 1), {8: hop_ns, 2: 1})
     workload: Any = Steps(*steps)
-    assert prefetches_within_layer(workload, durations, GEOMETRY) == prefetches
+    found = counted_prefetches("within_layer", None, workload, durations, GEOMETRY)
+    assert found == prefetches
+
+
+@pytest.mark.parametrize(("hop_ns", "prefetches"), [(44, 3), (67, 1), (132, 1), (133, 0)])
+def test_the_link_moves_so_many_experts_until_the_gate_of_a_forecast(
+    hop_ns: int, prefetches: int
+) -> None:
+    """A token's mean layer takes 30 + 2 * 7 = 44 ns; the forecast is made three gates before."""
+    durations = FixedDurations((10, 20, 40), 0, (7, 1), {8: hop_ns, 2: 1})
+    workload: Any = Steps(PROMPT, TOKEN)
+    assert counted_prefetches("in_time", 3, workload, durations, GEOMETRY) == prefetches
+
+
+def test_what_arrives_in_time_is_not_known_of_a_predictor_without_a_reach() -> None:
+    durations = FixedDurations((10, 20, 40), 0, (7, 1), {8: 1, 2: 1})
+    workload: Any = Steps(PROMPT, TOKEN)
+    with pytest.raises(ValueError, match=r"in_time needs .*predictor=expected_needs, or set"):
+        counted_prefetches("in_time", None, workload, durations, GEOMETRY)
 
 
 def test_what_a_layer_takes_is_not_known_before_steps_that_depend_on_time() -> None:
     workload: Any = Steps(is_timed=True)
+    durations = FixedDurations((1,), 0, (1,), {})
     with pytest.raises(
         ValueError,
         match=r"^loader\.prefetch_budget=within_layer is a mean of steps that do not depend on time;"
         r" set workload\.arrivals_per_s=null .*, or loader\.prefetch_budget to a number$",
     ):
-        prefetches_within_layer(workload, FixedDurations((1,), 0, (1,), {}), GEOMETRY)
+        counted_prefetches("within_layer", None, workload, durations, GEOMETRY)
 
 
 def test_a_trace_is_looked_for_where_one_stands_and_then_in_the_project(

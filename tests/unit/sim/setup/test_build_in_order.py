@@ -77,7 +77,7 @@ class Built:
             ("device_of", lambda hardware, model: (0, 1)),
             ("fitting_budget", lambda *given: self.told("fit", given[1]) or Budget(0.5)),
             ("_durations", lambda parts, geometry, held: self.told("held", held) or self.durations),
-            ("prefetches_within_layer", lambda workload, durations, geometry: 77),
+            ("counted_prefetches", lambda budget, reach, *given: (budget, reach)),
             ("KvRoom", lambda workload, size: f"room of {size}"),
             ("make_controller", self.controller),
             ("_smallest_budget", lambda config, parts, workload, sizes: f"; less {sizes}"),
@@ -215,11 +215,12 @@ def test_drafts_prefetches_growing_room_and_swap_are_made_where_they_are_asked_f
 ) -> None:
     made.model.draft_sites = 3
     made.parts.loader.prefetch_budget = "within_layer"
+    made.parts.predictor = named(reach=3)
     made.parts.workload.kv_allocation = "growing"
     made.hardware.swap = "swap"
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
     assert made.seen[1] == ("drafts", 3)
-    assert run.controller.loader.prefetch_budget == 77
+    assert run.controller.loader.prefetch_budget == ("within_layer", 3)
     assert run.controller.kv_room == run.kv_room == "room of 7"
     assert run.durations.paging == ("swap", 1000, made.model, "ledger")
     made.durations = named()

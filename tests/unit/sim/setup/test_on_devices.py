@@ -38,6 +38,10 @@ STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
         ((OWNERS, "system=fiddler"), None),
         ((OWNERS, "loader.wait=by_projection"), "does not go with hardware.devices"),
         ((OWNERS, "loader.prefetch_budget=within_layer"), "prefetch_budget to a number"),
+        (
+            (OWNERS, "predictor=expected_needs", "loader.prefetch_budget=in_time"),
+            "prefetch_budget to a number, or set hardware.devices",
+        ),
         ((LAYERS, "system=hobbit", "cache=lru"), None),
         ((LAYERS, "system=hobbit"), "cache.scope to global or site"),
         ((LAYERS, "loader.staging_slots=2"), None),
