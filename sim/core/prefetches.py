@@ -296,16 +296,14 @@ class Prefetches(Transfers):
         """``_cancel`` in one piece, for simple moves: nothing that waits among the prefetches has
         started. Their objects serve again, for most of them nobody will ever ask.
         """
-        queue, state, calls = self._prefetches[0], self.state, self.calls
+        queue, state = self._prefetches[0], self.state
         if not queue:
             return
         waiting = [transfer for transfer in queue if not transfer.cancelled]
         for transfer in waiting:
             state[transfer.key] = ABSENT
         self._never_issued[CANCELLED] += len(waiting)
-        self.events += [
-            value for transfer in waiting for value in (calls, CANCEL, transfer.key, -1)
-        ]
+        self._note_events(CANCEL, [transfer.key for transfer in waiting])
         self._spare = waiting
         queue.clear()
         # A queue of cancelled prefetches is polled once more.
@@ -355,7 +353,13 @@ class Prefetches(Transfers):
             state[key] = QUEUED
             queue.append(transfer)
             of_sites[choice.site].append(transfer)
-        self.events += [value for _, key, _ in absent for value in (calls, QUEUE_PREFETCH, key, -1)]
+        self._note_events(QUEUE_PREFETCH, [key for _, key, _ in absent])
+
+    def _note_events(self, kind: int, keys: Sequence[int]) -> None:
+        """Write a row for each key that names nothing else."""
+        rows = [self.calls, kind, -1, -1] * len(keys)
+        rows[2::4] = keys
+        self.events += rows
 
     def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> None:
         moved_bytes = self._key_bytes[key]

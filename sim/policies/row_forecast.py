@@ -24,7 +24,7 @@ class RowForecast:
     - ``scores``: HOBBIT's eq. 2 with likelinesses in place of gate weights. It is the share of a
       row's named likeliness that ranks above the expert; over several rows the smallest.
 
-    ``row``: the only row of ``experts`` as a list, where the caller has it already.
+    ``named``: ``needs`` and ``keys``, where the caller has made them already, for one row.
     """
 
     __slots__ = ("experts", "keys", "needs", "site", "tokens", "weights")
@@ -35,24 +35,29 @@ class RowForecast:
         units: int,
         experts: IntArray,
         weights: FloatArray,
-        row: list[int] | None = None,
+        named: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.site, self.experts, self.weights = site, experts, weights
         self.needs: Sequence[int]
         self.tokens: Sequence[int]
+        self.keys: list[int]
+        if named is not None:
+            self.needs, self.keys = named
+            self.tokens = [1] * len(self.needs)
+            return
         if len(experts) == 1:
-            row = experts[0].tolist() if row is None else row
+            row = experts[0].tolist()
             self.needs = [expert for expert in row if expert >= 0] if -1 in row else row
             self.tokens = [1] * len(self.needs)
         else:
-            named = experts >= 0
-            flat = experts[named].astype(np.int64)
+            is_named = experts >= 0
+            flat = experts[is_named].astype(np.int64)
             rows: NDArray[np.int64] = np.bincount(flat)
-            sums = np.bincount(flat, weights[named])
+            sums = np.bincount(flat, weights[is_named])
             found = np.flatnonzero(rows)
             found = found[np.lexsort((-sums[found], -rows[found]))]
             self.needs, self.tokens = found.tolist(), rows[found].tolist()
-        self.keys: list[int] = [site * units + expert for expert in self.needs]
+        self.keys = [site * units + expert for expert in self.needs]
 
     @property
     def scores(self) -> Sequence[float]:
@@ -74,9 +79,24 @@ def forecasts_of(
 
     One array for all of them costs about as much as one for each.
     """
-    rows = experts[:, 0].tolist() if experts.shape[1] == 1 else [None] * len(sites)
+    if experts.shape[1] != 1:
+        return [
+            RowForecast(site, units, experts[place], weights[place])
+            for place, site in enumerate(sites)
+        ]
+    of_row = experts[:, 0].astype(np.int64)
+    is_named = of_row >= 0
+    needs: list[int] = of_row[is_named].tolist()
+    keys: list[int] = (of_row + np.array(sites)[:, None] * units)[is_named].tolist()
+    cuts = [0, *np.cumsum(is_named.sum(axis=1)).tolist()]
     return [
-        RowForecast(site, units, experts[place], weights[place], rows[place])
+        RowForecast(
+            site,
+            units,
+            experts[place],
+            weights[place],
+            (needs[cuts[place] : cuts[place + 1]], keys[cuts[place] : cuts[place + 1]]),
+        )
         for place, site in enumerate(sites)
     ]
 
