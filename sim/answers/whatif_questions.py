@@ -12,7 +12,7 @@ from math import inf
 from sim.answers.whatif import BreakEven
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
-from sim.study.trials import Trial, prepared
+from sim.study.trials import Trial, prepared, tokens_per_s
 from sim.values.units import gb_per_s
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
@@ -76,8 +76,8 @@ def _waits_more(at: Mapping[str, Trial]) -> float:
 
 def _first_is_slower(at: Mapping[str, Trial]) -> float:
     """How much slower the first series decodes than the second, in tokens/s."""
-    first, second = (one.summary["decode_tokens_per_s"] for one in at.values())
-    return float(second - first)
+    first, second = (tokens_per_s(one) for one in at.values())
+    return second - first
 
 
 def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:

@@ -85,6 +85,19 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
     return found
 
 
+def tokens_per_s(found: Trial) -> float:
+    """How fast a trial decodes. Raise ValueError where it decodes nothing."""
+    rate = found.summary["decode_tokens_per_s"]
+    if rate is None:
+        trace = found.summary["trace"]
+        raise ValueError(
+            f"nothing is decoded in {trace['sequences']} sequences of {trace['name']}, so there is"
+            " no speed of decoding to ask about; set workload.decode_tokens above 0, or choose a"
+            " trace that decodes (moelab run and sweep tell how long prompts take)"
+        )
+    return float(rate)
+
+
 def slots_a_layer(found: Trial) -> float:
     """How many experts, each at the best precision of its pool, the slots of a trial hold, over the
     layers with experts.
