@@ -17,7 +17,7 @@ from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
 """One name, or several with commas; other texts are of Hydra's grammar, which Hydra reads."""
-PATHS = re.compile(r"[\w.\-/~ ]+(,[\w.\-/~ ]+)*")
+PATHS = re.compile(r"[\w.\-/~ ()]+(,[\w.\-/~ ()]+)*")
 """One path, or several with commas."""
 NEW_NAME = re.compile(r"[a-z0-9_]+")
 OUTSIDE = ("hydra",)
@@ -119,7 +119,7 @@ def _check_own_model(given: Mapping[str, str]) -> None:
 def _check_folder(verb: Verb, own: Mapping[str, str], overrides: Sequence[str]) -> None:
     """Raise ValueError for a folder of results that is a file, or has something in it."""
     given = {**{word.partition("=")[0]: word.partition("=")[2] for word in overrides}, **own}
-    option, place = verb.option("output_dir"), given.get("output_dir")
+    option, place = verb.option("output_dir"), given.get("output_dir", "").strip("'")
     if place and Path(place).is_file():
         raise ValueError(f"output_dir={place} is a file; name a folder")
     if option is None or option.kind is not Kind.FOLDER or given.get("overwrite") == "yes":
@@ -231,6 +231,7 @@ def _check_trace(text: str) -> None:
     """Raise ValueError for the path of a trace that is not there. As a run does, look from the
     working directory, then from the project.
     """
+    text = re.sub(r"(^|,)'([^',]*)'(?=,|$)", r"\1\2", text)
     for place in text.split(",") if PATHS.fullmatch(text) else ():
         there = [base / place for base in (Path(), ROOT) if (base / place).is_dir()]
         if not there or not (there[0] / HEADER_FILE).is_file():
