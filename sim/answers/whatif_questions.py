@@ -125,7 +125,10 @@ def held_bits(run: Run) -> float:
 
 
 def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
-    name = min(PRECISIONS, key=lambda p: abs(PRECISION_BITS[p] - bits))
+    name = next((name for name in PRECISIONS if PRECISION_BITS[name] == bits), None)
+    if name is None:
+        known = ", ".join(f"{PRECISION_BITS[name]:g}" for name in reversed(PRECISIONS))
+        raise ValueError(f"values={bits:g}: no precision here has so many bits; there are {known}")
     full = held_bits(run)
     share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
     return {name: (f"precision={name}", f"budget.resident_share={share!r}", OWN_SHARE)}

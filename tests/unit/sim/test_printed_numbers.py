@@ -421,9 +421,6 @@ def test_a_what_if_in_a_sentence() -> None:
     assert whatif.sentence(bits, "lru") == (
         "lru: fetch decodes fastest in these bytes, 7.31 tokens/s."
     )
-    assert whatif.sentence(replace(bits, question="memory"), "lru") == (
-        "there is no knee: what comes later pays more than what comes first."
-    )
 
 
 def test_a_search_tells_both_splits_of_everything_it_found() -> None:

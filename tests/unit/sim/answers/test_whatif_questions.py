@@ -205,6 +205,11 @@ def test_bits_ask_for_the_share_that_the_same_bytes_hold() -> None:
     }
 
 
+def test_bits_that_no_precision_has_are_refused_and_not_told_of_another() -> None:
+    with pytest.raises(ValueError, match=r"^values=3: .* so many bits; there are 2, 4, 8, 16$"):
+        QUESTIONS["bits"].words(3, machine())
+
+
 def test_all_experts_are_resident_at_as_many_bits_as_their_bytes_give() -> None:
     arithmetic = QUESTIONS["bits"].arithmetic
     assert arithmetic is not None
