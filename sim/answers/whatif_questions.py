@@ -81,7 +81,8 @@ def _first_is_slower(at: Mapping[str, Trial]) -> float:
 
 
 def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """The peak, in GB/s, at which waiting equals computing; None where anything overlaps.
+    """The peak, in GB/s, at which waiting equals computing; None where anything overlaps, or where
+    requests arrive over time: a faster link then waits for them.
 
     ``at`` are the trials at a peak of ``value`` GB/s. Where nothing overlaps, waiting is the
     overheads of all services, which do not change, and bytes / bandwidth.
@@ -92,7 +93,8 @@ def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float 
         sum(summary["stall_s"].values()),
         summary["link_utilisation"][name] * summary["makespan_s"],
     )
-    if len(run.hardware.link_names) > 1 or abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]:
+    overlaps = abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]
+    if len(run.hardware.link_names) > 1 or overlaps or run.workload.is_timed:
         return None
     used = gb_per_s(1.0) * run.hardware.links[0].efficiency
     moved = sum(summary["bytes"][name].values())
