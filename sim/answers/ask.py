@@ -278,6 +278,9 @@ def _memory_word(run: Run, more_gib: float) -> str:
 
 def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
     """The bandwidth of the link to the device at which ``row`` reaches the target."""
+    measured = run.hardware.measured
+    if measured is not None and run.hardware.links[0].name in measured.copy_us:
+        return Need("link", None, "another link (this one's times were measured, not computed)")
     low, high = FACTORS
     factor, whose = _first(row, lambda f: _link_word(run, f), bench, target, low, high)
     peak = run.hardware.links[0].peak_gb_per_s
