@@ -38,14 +38,16 @@ def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
     ['link', 'hardware=rtx4090_pcie4']
     >>> spoken(verb_of("ask"), ["hardware=rtx4090_pcie4", "hardware.memory_gib=12"])
     ['machine=rtx4090_pcie4', 'hardware.memory_gib=12']
-    >>> spoken(verb_of("run"), ["trace.path=mine (1)", "output_dir='größe'"])
-    ["trace.path='mine (1)'", "output_dir='größe'"]
+    >>> spoken(verb_of("run"), ["machine.memory_gib=12", "trace.path=mine (1)"])
+    ['hardware.memory_gib=12', "trace.path='mine (1)'"]
     """
     meant = dict(meanings(verb))
     found = []
     for word in words:
         key, equals, text = word.partition("=")
         own = meant.get(f"{key}{equals}")
+        if key.startswith(f"{KEYS[0][1]}.") and verb.config:
+            word = in_configuration(word)
         if key == "trace.path" or (key == "output_dir" and verb.is_hydra):
             word = f"{key}={','.join(map(_path, text.split(',')))}"
         found.append(word if own is None else f"{own}{text}")

@@ -125,3 +125,12 @@ def test_a_trial_that_decodes_nothing_has_no_speed_and_says_so() -> None:
     assert tokens_per_s(told(2.5)) == 2.5
     with pytest.raises(ValueError, match="nothing is decoded in 3 sequences of prompts, so there"):
         tokens_per_s(told(None))
+
+
+def test_a_machine_is_named_by_either_key_and_told_by_its_own() -> None:
+    said = ["system=lru", "machine=rtx3090_pcie4", "machine.memory_gib=30", "trace.max_sequences=1"]
+    own = [word.replace("machine", "hardware") for word in said]
+    first, second = trials.prepared(said), trials.prepared(own)
+    assert first.hardware == second.hardware
+    assert first.changed == second.changed == tuple(own[1:])
+    assert trials._key(said) == trials._key(own)
