@@ -120,13 +120,18 @@ def _check_own_model(given: Mapping[str, str]) -> None:
 def _check_folder(
     verb: Verb, own: Mapping[str, str], overrides: Sequence[str], places: Sequence[str]
 ) -> None:
-    """Raise ValueError for a folder of results that is a file, or has something in it; and for one
-    that would be emptied of what is to be read.
+    """Raise ValueError for a folder of results that is a file, or has something in it; for one that
+    all runs of a sweep would share; and for one that would be emptied of what is to be read.
     """
     given = {**{word.partition("=")[0]: word.partition("=")[2] for word in overrides}, **own}
     option, place = verb.option("output_dir"), given.get("output_dir", "").strip("'")
     if place and Path(place).is_file():
         raise ValueError(f"output_dir={place} is a file; name a folder")
+    if place and verb.sweeps and verb.is_hydra and not {",", "$"} & set(place):
+        raise ValueError(
+            f"output_dir={place} is one folder, and each run of a sweep needs its own: say"
+            f" hydra.sweep.dir={place}, or leave the word out"
+        )
     if place and given.get("overwrite") == "yes":
         folder = Path(place).resolve()
         texts = [*places, *(text for key, text in given.items() if key != "output_dir")]

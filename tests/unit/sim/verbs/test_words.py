@@ -140,6 +140,15 @@ def test_the_folder_of_results_must_be_free_unless_it_may_be_overwritten(tmp_pat
     read(verb_of("run"), [word, "overwrite=yes"])
 
 
+def test_runs_of_a_sweep_share_no_folder() -> None:
+    for verb in (verb_of("sweep"), replace(verb_of("run"), sweeps=True)):
+        with pytest.raises(ValueError, match=r"^output_dir=new is one .* say hydra.sweep.dir=new,"):
+            read(verb, ["system=lru,hobbit", "output_dir=new"])
+        for own in ("a,b", "new/${hydra:job.num}"):
+            read(verb, ["system=lru", f"output_dir={own}"])
+    read(verb_of("screen"), ["system=lru", "output_dir=new"])
+
+
 @pytest.mark.parametrize(
     ("verb", "words"),
     [
