@@ -22,7 +22,7 @@ from sim.process.interrupts import Terminated, code_of, telling
 from sim.process.printing import print_text
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import forget, own_folder, print_summary, write_outputs
+from sim.results.outputs import decodes, forget, own_folder, print_summary, write_outputs
 from sim.results.overview import Done, Refused, overview
 from sim.results.overview_words import show, write
 from sim.setup.build import build
@@ -133,7 +133,7 @@ def _note(run: Done | Refused) -> None:
         FOLDER.append(Path(HydraConfig.get().sweep.dir))
     if isinstance(run, Done):
         DONE.append(run)
-        told = f"{' '.join(run.words)}: {run.summary['decode_tokens_per_s']:.3g} tokens/s"
+        told = f"{' '.join(run.words)}: decodes {decodes(run.summary['decode_tokens_per_s'])}"
     else:
         REFUSED.append(run)
         told = f"{run.words}: refused"

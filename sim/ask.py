@@ -85,7 +85,7 @@ def _ask(words: Words) -> Found:
     told = gates.told
     if gates.is_made and (systems := fit_beside(run.trace, Path(gates.path))):
         told += f"; {', '.join(systems)} are fitted on those of them that nobody is judged on"
-    lengths = [one.prompt_tokens for one in run.trace.header.sequences]
+    lengths = [one.prompt_tokens for one in run.workload.sequences]
     mean = sum(lengths) / len(lengths)
     context = multiprocessing.get_context("spawn")
     target = float(own["target"]) if "target" in own else None

@@ -126,10 +126,11 @@ def sentence(found: TimeAudit) -> str:
     per_ms = 1e6 * found.tokens
     off = found.difference_ns / found.recorded_ns
     worst = max(found.causes, key=lambda cause: abs(cause.ns))
+    most = f"most of it is {worst.name}: {worst.ns / per_ms:+.3g} ms a token"
     return (
         f"Simulated {found.simulated_ns / per_ms:.4g} ms a token, recorded"
-        f" {found.recorded_ns / per_ms:.4g} ({off:+.1%}) over {found.tokens} tokens; most of it is"
-        f" {worst.name}: {worst.ns / per_ms:+.3g} ms a token. A step's time in () is in ms."
+        f" {found.recorded_ns / per_ms:.4g} ({off:+.1%}) over {found.tokens} tokens;"
+        f" {most if worst.ns else 'no cause differs'}. A step's time in () is in ms."
     )
 
 

@@ -58,7 +58,7 @@ from sim.machine.precision import PRECISIONS
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.residency_log import read_log as read_residency
-from sim.values.places import machine_file
+from sim.values.places import machine_file, quoted
 from sim.values.units import GB, NS_PER_MS
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -226,7 +226,7 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
     assert isinstance(figures, dict)
     del figures["defaults"]
     words = [f"hardware={request.base}", f"model={request.model}", *request.words]
-    words += [f"trace.path={request.trace}", f"precision={request.precision}"]
+    words += [f"trace.path={quoted(str(request.trace))}", f"precision={request.precision}"]
     predicted = simulated_ms(words, {str(key): value for key, value in figures.items()})
     told = [
         f"{name} {np.median(np.abs(error)):.1%} ({np.median(error):+.1%})"

@@ -77,7 +77,7 @@ def join(
     qualities: Iterable[Mapping[str, Any]],
     measure: str = "divergence",
 ) -> list[Point]:
-    """The points of runs, each with the quality of the same configuration if there is one.
+    """The points of runs that decode, each with the quality of the same configuration if there is one.
 
     ``qualities`` are rows of quality.json. Of several for one configuration the closed loop's
     counts. A quality without a run makes a point with the speed that was simulated with it. Raise
@@ -99,6 +99,8 @@ def join(
     points: list[Point] = []
     joined: set[Key] = set()
     for summary in summaries:
+        if summary["decode_tokens_per_s"] is None:
+            continue
         key = _key_of(summary)
         row = by_key.get(key)
         joined.add(key)
@@ -349,7 +351,7 @@ def main(words: Sequence[str]) -> int:
         summaries, qualities = read(paths)
         points = join(summaries, qualities, measure)
         if not points:
-            raise ValueError("there is no finished run among these paths")
+            raise ValueError("there is no finished run that decodes among these paths")
     except (ValueError, KeyError, OSError) as error:
         print(f"pareto: {error}", file=sys.stderr)
         return 2

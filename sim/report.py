@@ -22,7 +22,7 @@ from sim.results.labels import Labels, told, write_on
 from sim.results.looks import looks
 from sim.results.outputs import folder_for, own_folder
 from sim.results.overview import Done, Line, Overview, Set, overview
-from sim.results.overview_words import verdict
+from sim.results.overview_words import NONE, verdict
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -190,6 +190,8 @@ def _table(runs: Sequence[ReportedRun], found: Overview) -> str:
 
 def _times(line: Line, found: Set) -> str:
     """How many times as fast a run is as the best of its set, paired where that can be told."""
+    if not found.best.tokens_per_s:
+        return NONE
     if line is found.best:
         return "best"
     ratio = f"{line.tokens_per_s / found.best.tokens_per_s:.2f}x (unpaired)"

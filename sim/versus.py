@@ -108,7 +108,8 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
             left += cells
     if not found:
         known = ", ".join(sorted({row["system"] for cells in grouped.values() for row in cells}))
-        raise ValueError(f"no finished cell is of {name}; there are: {known or 'none at all'}")
+        known = known or "none at all" + "".join(f" ({one.system}: {one.why})" for one in alone[:1])
+        raise ValueError(f"no finished cell is of {name}; there are: {known}")
     alone += [
         Alone(row["system"], row["overrides"], _difference(row, meant_rows, name)) for row in left
     ]

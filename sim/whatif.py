@@ -35,7 +35,7 @@ from sim.results.outputs import check_writable, forget, locked
 from sim.results.paired import paired
 from sim.results.run import Run
 from sim.setup.configure import group_of
-from sim.study.trials import Trial, prepared, slots_a_layer
+from sim.study.trials import Trial, prepared, slots_a_layer, tokens_per_s
 from sim.values.places import is_free
 from sim.values.units import GIB
 from sim.verbs.table import verb_of
@@ -139,7 +139,7 @@ def _rows(value: float, series: Mapping[str, Trial], against: str) -> Iterable[R
         yield Row(
             value,
             name,
-            float(summary["decode_tokens_per_s"]),
+            tokens_per_s(one),
             summary["ci95"]["decode_tokens_per_s"],
             sum(summary["stall_s"].values()) / summary["makespan_s"],
             summary["hit_ratio"],
@@ -190,7 +190,7 @@ def _needed(
 
     def speed(at: Mapping[str, Trial]) -> float:
         one = next(iter(at.values())) if question.is_discrete else at[name]
-        return float(one.summary["decode_tokens_per_s"])
+        return tokens_per_s(one)
 
     def over(value: float) -> float:
         at, refused = bench.at([value], name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import tokenize
@@ -156,7 +157,9 @@ def unreadable(key: str, path: Path, error: OSError, what: str) -> ImportFailure
 
 
 def lines_of(path: Path, refuse: Refuse) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of each line, read one by one, without its end (LF or CRLF)."""
+    """Number (from 1) and text of each line, read one by one, without its end (LF or CRLF), and
+    without the mark with which some systems begin UTF-8.
+    """
     with path.open("rb") as stream:
         number = 0
         while line := stream.readline(LARGEST_LINE_BYTES + 1):
@@ -165,6 +168,7 @@ def lines_of(path: Path, refuse: Refuse) -> Iterator[tuple[int, str]]:
             refuse(
                 f"line {number}", len(line) > LARGEST_LINE_BYTES, f"{len(line)} bytes or more", rule
             )
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             yield number, decoded(line, refuse, f"line {number}").rstrip("\r\n")
 
 

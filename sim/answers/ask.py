@@ -31,7 +31,7 @@ from sim.results.outputs import lost_of
 from sim.results.paired import paired
 from sim.results.run import Run
 from sim.setup.on_devices import holds_all
-from sim.study.trials import Trial, slots_a_layer
+from sim.study.trials import Trial, slots_a_layer, tokens_per_s
 from sim.values.units import GIB
 from sim.verbs.names import chosen_by, names
 from sim.workload.kv_room import GROWING
@@ -114,7 +114,7 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
         tuple(words),
         kind,
         share,
-        float(summary["decode_tokens_per_s"]),
+        tokens_per_s(found),
         _pair(summary["ci95"]["decode_tokens_per_s"]),
         float(summary["ttft_s"]["mean"]),
         _pair(summary["ci95"]["ttft_s"]),
@@ -258,7 +258,7 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
         Change(
             what,
             row.name,
-            float(trials[words].summary["decode_tokens_per_s"]),
+            tokens_per_s(trials[words]),
             paired(decode_time_and_tokens(trials[words])[0], before),
             held - slots_a_layer(trials[words]),
         )
@@ -278,6 +278,9 @@ def _memory_word(run: Run, more_gib: float) -> str:
 
 def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
     """The bandwidth of the link to the device at which ``row`` reaches the target."""
+    measured = run.hardware.measured
+    if measured is not None and run.hardware.links[0].name in measured.copy_us:
+        return Need("link", None, "another link (this one's times were measured, not computed)")
     low, high = FACTORS
     factor, whose = _first(row, lambda f: _link_word(run, f), bench, target, low, high)
     peak = run.hardware.links[0].peak_gb_per_s
@@ -325,8 +328,7 @@ def _first(
     for words in (row.words, *others):
 
         def speed(value: float, words: tuple[str, ...] = words) -> float:
-            found = bench.ask((*words, word(value))).result()
-            return float(found.summary["decode_tokens_per_s"])
+            return tokens_per_s(bench.ask((*words, word(value))).result())
 
         if (found := _least(speed, target, low, high)) is not None:
             system = row.system if words == row.words else RESIDENT

@@ -37,11 +37,11 @@ def crossing(
 ) -> Crossing:
     """Bisect, in the logarithm, for the sign change of ``difference`` between ``low`` and ``high``.
 
-    Of several sign changes one is found. ``tell`` is called after each evaluation. Raise ValueError
-    unless ``0 < low < high``.
+    Of several sign changes one is found; between equal ends there is none. ``tell`` is called after
+    each evaluation. Raise ValueError unless ``0 < low <= high``.
     """
-    if not 0 < low < high:
-        raise ValueError(f"need 0 < low < high to bisect, got {low} and {high}")
+    if not 0 < low <= high:
+        raise ValueError(f"need 0 < low <= high to bisect, got {low} and {high}")
 
     def sign_at(value: float) -> int:
         found = difference(value)

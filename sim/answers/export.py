@@ -15,7 +15,7 @@ from sim.results.labels import Labels, labels_in
 from sim.results.run import Run
 from sim.setup.execute import execute
 from sim.setup.run_memory import left_bytes
-from sim.study.trials import Trial, prepared
+from sim.study.trials import Trial, prepared, tokens_per_s
 from sim.values.types import Outcome
 from sim.values.units import MIB
 
@@ -279,7 +279,7 @@ def _tried(flags: Flags, on_cpu: int, trial: Trial) -> Tried:
     return Tried(
         flags,
         on_cpu,
-        float(summary["decode_tokens_per_s"]),
+        tokens_per_s(trial),
         None if low_high is None else (low_high[0], low_high[1]),
         summary["hit_ratio"],
         sum(summary["stall_s"].values()) / summary["makespan_s"],

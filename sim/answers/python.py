@@ -25,8 +25,7 @@ from sim.results.outputs import answer, own_folder, write_outputs
 from sim.results.paired import Paired
 from sim.setup.execute import execute
 from sim.study.trials import Trial, prepared
-
-WORDS_OF_YAML = ("null", "true", "false", "nan", "inf")
+from sim.values.places import quoted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,7 +196,7 @@ def _text(name: str, value: object) -> str:
         case numbers.Real():
             return repr(float(value))
         case str() | Path():
-            return _quoted(str(value))
+            return quoted(str(value))
         case list() | tuple():
             return f"[{','.join(_text(name, item) for item in value)}]"
         case dict():
@@ -208,12 +207,3 @@ def _text(name: str, value: object) -> str:
                 f"{name}={value!r}: a configuration has numbers, texts, lists and sections, no"
                 f" {type(value).__name__}"
             )
-
-
-def _quoted(text: str) -> str:
-    """A text that hydra reads as this text, and as no number, null, list or choice of several."""
-    if re.fullmatch(r"[A-Za-z_/][\w./-]*", text) and text.lower() not in WORDS_OF_YAML:
-        return text
-    # Inside quotes, only what stands before a quote is escaped.
-    inner = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
-    return f"'{inner}'"

@@ -12,7 +12,7 @@ from rich.table import Table
 from sim.answers.whatif import Growth
 from sim.answers.whatif_bench import Bench
 from sim.answers.whatif_questions import FIT_BUDGET, once_allocated
-from sim.study.trials import Trial, slots_a_layer
+from sim.study.trials import Trial, slots_a_layer, tokens_per_s
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def growth_in(
 
 
 def _point(one: Trial) -> Point:
-    return Point(float(one.summary["decode_tokens_per_s"]), slots_a_layer(one))
+    return Point(tokens_per_s(one), slots_a_layer(one))
 
 
 def growth_of(series: str, shrinking: Curve, once: Curve) -> Growth:

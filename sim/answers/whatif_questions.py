@@ -12,7 +12,7 @@ from math import inf
 from sim.answers.whatif import BreakEven
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
-from sim.study.trials import Trial, prepared
+from sim.study.trials import Trial, prepared, tokens_per_s
 from sim.values.units import gb_per_s
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
@@ -76,12 +76,13 @@ def _waits_more(at: Mapping[str, Trial]) -> float:
 
 def _first_is_slower(at: Mapping[str, Trial]) -> float:
     """How much slower the first series decodes than the second, in tokens/s."""
-    first, second = (one.summary["decode_tokens_per_s"] for one in at.values())
-    return float(second - first)
+    first, second = (tokens_per_s(one) for one in at.values())
+    return second - first
 
 
 def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """The peak, in GB/s, at which waiting equals computing; None where anything overlaps.
+    """The peak, in GB/s, at which waiting equals computing; None where anything overlaps, or where
+    requests arrive over time: a faster link then waits for them.
 
     ``at`` are the trials at a peak of ``value`` GB/s. Where nothing overlaps, waiting is the
     overheads of all services, which do not change, and bytes / bandwidth.
@@ -92,7 +93,8 @@ def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float 
         sum(summary["stall_s"].values()),
         summary["link_utilisation"][name] * summary["makespan_s"],
     )
-    if len(run.hardware.link_names) > 1 or abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]:
+    overlaps = abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]
+    if len(run.hardware.link_names) > 1 or overlaps or run.workload.is_timed:
         return None
     used = gb_per_s(1.0) * run.hardware.links[0].efficiency
     moved = sum(summary["bytes"][name].values())
@@ -125,7 +127,10 @@ def held_bits(run: Run) -> float:
 
 
 def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
-    name = min(PRECISIONS, key=lambda p: abs(PRECISION_BITS[p] - bits))
+    name = next((name for name in PRECISIONS if PRECISION_BITS[name] == bits), None)
+    if name is None:
+        known = ", ".join(f"{PRECISION_BITS[name]:g}" for name in reversed(PRECISIONS))
+        raise ValueError(f"values={bits:g}: no precision here has so many bits; there are {known}")
     full = held_bits(run)
     share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
     return {name: (f"precision={name}", f"budget.resident_share={share!r}", OWN_SHARE)}

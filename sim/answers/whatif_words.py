@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -17,6 +17,14 @@ ANY = "any"
 """What is said of the value where a series is the same at each."""
 
 
+def _without_knee(speeds: Sequence[float]) -> str:
+    if len(speeds) < 3:
+        return "fewer than three points have no knee"
+    if speeds[-1] <= speeds[0]:
+        return "there is no knee: the most memory is no faster than the least"
+    return "there is no knee: what comes later pays more than what comes first"
+
+
 def sentence(found: Answer, name: str) -> str:
     """The answer in one line of words."""
     parts = [f"{name}: {found.break_even.told}"] if found.break_even else []
@@ -28,7 +36,7 @@ def sentence(found: Answer, name: str) -> str:
             " less"
         )
     elif found.question == "memory":
-        parts.append("there is no knee: what comes later pays more than what comes first")
+        parts.append(_without_knee([row.tokens_per_s for row in found.rows]))
     if found.question == "bits":
         best = max(found.rows, key=lambda row: row.tokens_per_s)
         parts.append(

@@ -132,7 +132,8 @@ def _drafts(run: RunFiles) -> Iterator[Rule]:
     given = sum(row["new_tokens"] for row in rows)
     yield Rule("drafts.checked", sum(row["drafts"] for row in rows), "drafts of decoded rows")
     yield Rule("drafts.kept", given - len(rows), "new tokens beyond one a row")
-    yield Rule("drafts.tokens_per_step", given / len(rows), "new tokens / decoded rows")
+    a_step = given / len(rows) if rows else None
+    yield Rule("drafts.tokens_per_step", a_step, "new tokens / decoded rows")
     if run.draft_sites:
         drafting = run.tokens.filter(pl.col("phase") == "draft")
         time_s = step_time_ns(drafting) / NS_PER_S

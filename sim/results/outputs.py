@@ -300,13 +300,22 @@ def _sequences(summary: Summary) -> str:
     return f"{summary['trace']['sequences']} sequences"
 
 
+def decodes(tokens_per_s: float | None) -> str:
+    """How a run decodes, in words.
+
+    >>> decodes(4.4), decodes(None)
+    ('at 4.4 tokens/s', 'nothing')
+    """
+    return "nothing" if tokens_per_s is None else f"at {tokens_per_s:.3g} tokens/s"
+
+
 def answer(summary: Summary) -> str:
     """The run in one sentence; a second says why prompts were not forecast, where it matters."""
     rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
     waiting = sum(summary["stall_s"].values()) / summary["makespan_s"]
     parts = {name: value for name, value in summary["stall_s"].items() if value}
     main = max(parts, key=lambda name: parts[name]) if parts else None
-    speed = "nothing is decoded" if rate is None else f"{rate:.3g} tokens/s"
+    speed = decodes(rate)
     if interval is not None:
         speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g}"
         speed += f"{_with_machine(summary)})"
@@ -318,7 +327,7 @@ def answer(summary: Summary) -> str:
     note = f" [{label}]" if (label := _labels(replace(labels, lossy=None))) else ""
     note += _prompts(summary)
     return (
-        f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed}"
+        f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes {speed}"
         f" on {summary['hardware']}; it waits {waiting:.0%} of the"
         f" time{because}{bound_told(summary)}{lossy}.{note}"
     )

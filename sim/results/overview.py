@@ -54,7 +54,8 @@ class Line:
 
     @property
     def tokens_per_s(self) -> float:
-        return float(self.summary["decode_tokens_per_s"])
+        """0 where nothing is decoded, as in no run of the set."""
+        return float(self.summary["decode_tokens_per_s"] or 0)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -91,6 +92,11 @@ class Set:
     gib: float
     lines: tuple[Line, ...]
     best: Line
+
+    @property
+    def decodes(self) -> bool:
+        """Whether anything is decoded: all runs do the same work."""
+        return self.best.tokens_per_s > 0
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ def _title(summary: Summary, words: Sequence[str]) -> str:
 
 
 def _set(title: str, share: float, gib: float, named: Sequence[tuple[str, Done]]) -> Set:
-    ranked = sorted(named, key=lambda one: (-one[1].summary["decode_tokens_per_s"], one[0]))
+    ranked = sorted(named, key=lambda one: (-(one[1].summary["decode_tokens_per_s"] or 0), one[0]))
     order = {LOSSLESS: 0, LOSSY: 1, BOUND: 2}
     best = min(range(len(ranked)), key=lambda at: (order[kind_of(_labels(ranked[at]))], at))
     lines = tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MOST_LINES = 40
 MOST_REFUSED = 3
 """Of runs that are refused for one reason so many are named."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
+NONE = "-"
+"""In place of a number that there is not."""
 LEAST_LINES = 3
 """So many at least."""
 
@@ -37,6 +40,8 @@ def verdict(found: Set) -> str:
     """
     best = found.best
     where = f"With {100 * found.share:.3g} % of the experts resident ({found.gib:.3g} GiB)"
+    if not found.decodes:
+        return f"{where} nothing is decoded, so nobody decodes fastest."
     if best.kind == BOUND:
         return f"{where} there is no system, only {best.name}: {best.tokens_per_s:.3g} tokens/s."
     others = [line for line in found.lines if line is not best]
@@ -77,11 +82,17 @@ def cells(line: Line, found: Set) -> tuple[str, ...]:
     return (
         f"{found.share:.1%}",
         line.name if line.kind == LOSSLESS else f"{line.name} ({line.kind})",
-        f"{line.tokens_per_s:.3g}",
+        f"{line.tokens_per_s:.3g}" if found.decodes else NONE,
         _between(line.interval),
-        "1" if line is found.best else f"{line.tokens_per_s / found.best.tokens_per_s:.2f}",
+        _times_best(line, found),
         _between(ahead.interval if ahead else None),
     )
+
+
+def _times_best(line: Line, found: Set) -> str:
+    if not found.decodes:
+        return NONE
+    return "1" if line is found.best else f"{line.tokens_per_s / found.best.tokens_per_s:.2f}"
 
 
 def _between(ends: tuple[float, float] | None) -> str:
@@ -136,10 +147,11 @@ def _not_shown(found: Overview, most: int) -> Iterator[str]:
 
 
 def write(found: Overview, directory: Path) -> list[Path]:
-    """Write ``table.csv``, ``table.md``, ``table.json`` and ``figure.png`` and ``.svg``; return
-    them.
+    """Write ``table.csv``, ``table.md``, ``table.json`` and, where anything is decoded,
+    ``figure.png`` and ``.svg``; return them.
     """
     rows = [_row(line, one) for one in found.sets for line in one.lines]
+    drawn = replace(found, sets=tuple(one for one in found.sets if one.decodes))
     files = [directory / f"table.{kind}" for kind in ("csv", "md", "json")]
     with files[0].open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["status"])
@@ -153,11 +165,12 @@ def write(found: Overview, directory: Path) -> list[Path]:
         "refused": [{"words": one.words, "why": one.why} for one in found.refused],
     }
     write_json(files[2], content)
-    return [*files, *(draw(found, directory / "figure") if rows else ())]
+    return [*files, *(draw(drawn, directory / "figure") if drawn.sets else ())]
 
 
 def _row(line: Line, found: Set) -> dict[str, Any]:
     low, high = line.interval or (None, None)
+    best = found.best if found.decodes else None
     ahead = line.ahead
     fast = ahead.interval if ahead and ahead.interval else (None, None)
     return {
@@ -165,11 +178,11 @@ def _row(line: Line, found: Set) -> dict[str, Any]:
         "resident_share": found.share,
         "budget_gib": found.gib,
         "system": line.name,
-        "decode_tokens_per_s": line.tokens_per_s,
+        "decode_tokens_per_s": line.summary["decode_tokens_per_s"],
         "low": low,
         "high": high,
         "kind": line.kind,
-        "times_best": 1.0 if line is found.best else ahead.speedup if ahead else None,
+        "times_best": ahead.speedup if ahead else 1.0 if line is best else None,
         "times_low": fast[0],
         "times_high": fast[1],
         "verdict": ahead.verdict if ahead else "",

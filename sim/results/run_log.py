@@ -168,7 +168,7 @@ class RunLog:
         if not place.is_file():
             raise ValueError(f"{self.root} has no {name}.parquet; {RUN_AGAIN}")
         try:
-            has = set(pl.read_parquet_schema(place))
+            has = set(pl.scan_parquet(place, glob=False).collect_schema())
             if missing := [column for column in COLUMNS[name] if column not in has]:
                 raise ValueError(f"{place} lacks the columns {', '.join(missing)}; {RUN_AGAIN}")
             if (

@@ -27,7 +27,7 @@ def drafts_section(frames: Frames) -> dict[str, float | None] | None:
     return {
         "checked": int(decoded["drafts"].sum()),
         "kept": given - len(decoded),
-        "tokens_per_step": given / len(decoded),
+        "tokens_per_step": given / len(decoded) if len(decoded) else None,
         **_drafting(frames),
     }
 

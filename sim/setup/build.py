@@ -33,6 +33,7 @@ from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import (
     FIT,
+    check_changed,
     check_drafts,
     check_parts,
     check_recorded,
@@ -81,6 +82,7 @@ def build(
     shared = shared or Shared(0)
     parts = make_parts(config)
     model, hardware, selector = parts.model, parts.hardware, parts.precision
+    check_changed(hardware, changed)
     trace = trace or _shared_trace(parts, shared)
     header = trace.header
     model.check_trace(header.model, header.name, header.null_experts, header.draft_sites)

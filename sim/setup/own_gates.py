@@ -22,7 +22,7 @@ from sim.synthetic.preset import Preset, load_fit, load_preset, preset_names
 from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import TraceError, write_trace
 from sim.values.fields import HEADER_FILE
-from sim.values.places import PRESETS, ROOT
+from sim.values.places import PRESETS, ROOT, quoted
 from sim.values.version import VERSION
 from sim.verbs.names import names, of_file
 
@@ -49,7 +49,7 @@ class OwnGates:
     def words(self, model: Model) -> list[str]:
         """The overrides that choose these gates for ``model``."""
         sizes = [f"model.{key}={value}" for key, value in self.of_model(model).items()]
-        return [f"trace.path={self.path}", *sizes]
+        return [f"trace.path={quoted(self.path)}", *sizes]
 
     def of_model(self, model: Model) -> dict[str, str]:
         """The values of a model that has these gates, where they differ from those of ``model``."""

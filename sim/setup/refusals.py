@@ -4,12 +4,13 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sim.bounds.bounds import METHODS, NONE
+from sim.machine.hardware import Hardware
 from sim.policies.base import Policy
 from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
@@ -22,6 +23,8 @@ SETTINGS = ("budget", "seed", "outputs", "bounds", "timeline_steps", "output_dir
 OUTPUTS = ("all", "summary")
 FIT = "fit"
 """The budget that takes as many bytes for experts as the device's memory leaves."""
+FIGURES = ("peak_gb_per_s", "efficiency", "overhead_us", "per_call_us", "calls", "call_bytes")
+"""Those of a link for which a table of measured times stands."""
 MISSING = "???"
 """The value in a file of ``conf/`` that the command line must give."""
 
@@ -254,6 +257,19 @@ def _check_counts(
         raise ValueError(f"{told} which token chose which expert; set workload.prefill_chunk=null")
     if config["cache"].get("recency") == "rows":
         raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
+
+
+def check_changed(hardware: Hardware, changed: Iterable[str]) -> None:
+    """Raise ValueError for a word about a link whose services take measured times instead (C141)."""
+    measured = hardware.measured.copy_us if hardware.measured is not None else {}
+    for word in changed:
+        section, _, figure = word.lstrip("+~").partition("=")[0].rpartition(".")
+        if figure in FIGURES and section.removeprefix("hardware.links.") in measured:
+            raise ValueError(
+                f"{word} would change nothing: on {hardware.name} a service of this link takes the"
+                " time that was measured (hardware.measured.copy_us); with the word"
+                " ~hardware.measured.copy_us the link's own figures count"
+            )
 
 
 def check_parts(parts: Parts, workload: Workload) -> None:

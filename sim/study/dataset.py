@@ -164,7 +164,9 @@ class Dataset:
         self._agree(frames)
 
     def _agree(self, frames: Mapping[Path, pl.DataFrame]) -> None:
-        """Give all parts the same columns, for a study that varies other keys than before."""
+        """Give all parts the same columns, for a study that varies other keys than before, or the same
+        ones in another order.
+        """
         for frame in frames.values():
             for name in frame.columns:
                 if name.startswith(AXIS):
@@ -172,9 +174,8 @@ class Dataset:
                     self._axes[key] = kind if self._axes.get(key, kind) == kind else pl.String
         wanted = {**SCHEMA, **{AXIS + key: kind for key, kind in self._axes.items()}}
         for part, frame in frames.items():
-            if dict(frame.schema) != {
-                name: pl.Schema({name: kind})[name] for name, kind in wanted.items()
-            }:
+            # In the same order, too: parts are put below each other.
+            if [*frame.schema.items()] != [*pl.Schema(wanted).items()]:
                 there = set(frame.columns)
                 columns = [
                     (pl.col(name) if name in there else pl.lit(None))

@@ -22,6 +22,7 @@ from sim.setup.refusals import checked_settings
 from sim.study.cells import cell_key
 from sim.traces.header import parse_header, trace_sha256
 from sim.traces.trace import Trace
+from sim.verbs.synonyms import in_configuration
 
 TABLES = ("tokens", "sequences")
 
@@ -42,6 +43,7 @@ def prepared(words: Sequence[str]) -> Run:
     """A fresh run of these overrides, not simulated yet. Raise ValueError for what cannot run or
     what hydra refuses.
     """
+    words = [*map(in_configuration, words)]
     cfg, system = configure("outputs=summary", *words)
     config = with_gates(checked_settings(cfg))
     trace = _trace(trace_directory(config["trace"]["path"]).absolute())
@@ -85,6 +87,19 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
     return found
 
 
+def tokens_per_s(found: Trial) -> float:
+    """How fast a trial decodes. Raise ValueError where it decodes nothing."""
+    rate = found.summary["decode_tokens_per_s"]
+    if rate is None:
+        trace = found.summary["trace"]
+        raise ValueError(
+            f"nothing is decoded in {trace['sequences']} sequences of {trace['name']}, so there is"
+            " no speed of decoding to ask about; set workload.decode_tokens above 0, or choose a"
+            " trace that decodes (moelab run and sweep tell how long prompts take)"
+        )
+    return float(rate)
+
+
 def slots_a_layer(found: Trial) -> float:
     """How many experts, each at the best precision of its pool, the slots of a trial hold, over the
     layers with experts.
@@ -96,7 +111,7 @@ def slots_a_layer(found: Trial) -> float:
 
 
 def _key(words: Sequence[str]) -> str:
-    cfg, system = configure("outputs=summary", *words)
+    cfg, system = configure("outputs=summary", *map(in_configuration, words))
     config = with_gates(checked_settings(cfg))
     header = (trace_directory(config["trace"]["path"]) / "header.json").read_bytes()
     return cell_key(config, system, trace_sha256(parse_header(header)))

@@ -146,7 +146,9 @@ def read_forecasts(root: Path, norm: str, header: Header) -> pl.DataFrame:
     depth = 0 if header.lookahead is None else header.lookahead.depth
     most = sum(item.prompt_tokens for item in header.sequences) * model.sites * depth * model.top_k
     try:
-        if (found := dict(pl.read_parquet_schema(root / name))) != FORECAST_DTYPES:
+        if (
+            found := dict(pl.scan_parquet(root / name, glob=False).collect_schema())
+        ) != FORECAST_DTYPES:
             raise TraceError(name, "columns", str(found), f"must be {FORECAST_DTYPES}")
         # A parquet file of a few bytes can claim any number of rows.
         if (

@@ -153,7 +153,7 @@ def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, 
     Raise `TraceError` unless the file has exactly the ``recorded`` columns, in their types.
     """
     try:
-        found = pl.read_parquet_schema(path)
+        found = pl.scan_parquet(path, glob=False).collect_schema()
         for name, (dtypes, width) in recorded.items():
             if name not in found:
                 raise TraceError(
@@ -190,7 +190,7 @@ def _load_counts(path: Path, header: Header, stored: Mapping[str, Stored]) -> pl
             HEADER_FILE, "prompt_tokens", num_rows, rule, "ask for fewer columns, or capture less"
         )
     try:
-        if (found := dict(pl.read_parquet_schema(path))) != COUNT_DTYPES:
+        if (found := dict(pl.scan_parquet(path, glob=False).collect_schema())) != COUNT_DTYPES:
             raise TraceError(COUNTS_FILE, "columns", str(found), f"must be {COUNT_DTYPES}")
         cells = num_rows * header.model.sites * header.model.top_k
         if (rows := pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()) > cells:

@@ -185,7 +185,7 @@ def read_expert_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[in
 def _read_table(path: Path, cells: int) -> pl.DataFrame:
     """The rows of the file; refuse more of them than the trace has choices (``cells``)."""
     try:
-        schema = pl.read_parquet_schema(path)
+        schema = pl.scan_parquet(path, glob=False).collect_schema()
         if dict(schema) != dict(COLUMNS):
             _refuse(
                 path.name, "columns", list(schema), f"must be {', '.join(COLUMNS)}, of their types"

@@ -5,6 +5,7 @@ In a checkout ``conf/`` lies beside the packages; an installed package carries i
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,6 +22,20 @@ ASSETS = ROOT / "capture" / "assets"
 """The bundled models, traces, fits and prompts."""
 PRESETS = ROOT / "capture" / "presets"
 """The synthesiser's presets."""
+WORDS_OF_YAML = ("null", "true", "false", "nan", "inf")
+
+
+def quoted(text: str) -> str:
+    """A text that hydra reads as this text, and as no number, null, list or choice of several.
+
+    >>> quoted("/tmp/mine"), quoted("/tmp/mine (1)"), quoted("/tmp/größe")
+    ('/tmp/mine', "'/tmp/mine (1)'", "'/tmp/größe'")
+    """
+    if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and text.lower() not in WORDS_OF_YAML:
+        return text
+    # Inside quotes, only what stands before a quote is escaped.
+    inner = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
+    return f"'{inner}'"
 
 
 def name_of(path: Path) -> Path:

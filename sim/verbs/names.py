@@ -6,6 +6,7 @@ needs no more. What passes here is composed, and checked, by Hydra.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -180,11 +181,12 @@ def run_of(shape: Mapping[str, Any], place: Path) -> str:
     sizes = [shape[key] for key in SIZES]
     files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
     alike = [name for name, own in files.items() if [own.get(key) for key in SIZES] == sizes]
+    path = shlex.quote(f"trace.path={place}")
     if alike:
-        return f"moelab run system=lru model={alike[0]} trace.path={place}"
+        return f"moelab run system=lru model={alike[0]} {path}"
     model, _, why = _stand_in(files, sizes).removesuffix(")").partition(" (")
     none = f"no listed model has these sizes: {why}"
-    return f"moelab run system=lru {model} trace.path={place}  # {none}"
+    return f"moelab run system=lru {model} {path}  # {none}"
 
 
 def _stand_in(files: Mapping[str, Mapping[str, Any]], wanted: Sequence[int]) -> str:

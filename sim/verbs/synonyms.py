@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
+from sim.values.places import quoted
 from sim.verbs.verb import Verb
 
 KEYS = (("hardware", "machine"),)
@@ -24,22 +25,40 @@ CHOICES = (
 """Words without ``=`` that mean the same thing."""
 
 
+PATH = re.compile(r"[\w.\-/~ ]*([^\W\x00-\x7f]|[ _-]\()[\w.\-/~ ()]*")
+"""A path that Hydra cannot read as it is: with a letter beyond ASCII, or as ``mine (1)``."""
+
+
 def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
-    """``words`` as the verb declares them. What it knows itself stays as it is.
+    """``words`` as the verb declares them, with paths as Hydra reads them. What it knows itself stays
+    as it is.
 
     >>> from sim.verbs.table import verb_of
     >>> spoken(verb_of("whatif"), ["bandwidth", "machine=rtx4090_pcie4"])
     ['link', 'hardware=rtx4090_pcie4']
     >>> spoken(verb_of("ask"), ["hardware=rtx4090_pcie4", "hardware.memory_gib=12"])
     ['machine=rtx4090_pcie4', 'hardware.memory_gib=12']
+    >>> spoken(verb_of("run"), ["machine.memory_gib=12", "trace.path=mine (1)"])
+    ['hardware.memory_gib=12', "trace.path='mine (1)'"]
     """
     meant = dict(meanings(verb))
     found = []
     for word in words:
         key, equals, text = word.partition("=")
         own = meant.get(f"{key}{equals}")
+        if key.startswith(f"{KEYS[0][1]}.") and verb.config:
+            word = in_configuration(word)
+        if key == "trace.path" or (key == "output_dir" and verb.is_hydra):
+            word = f"{key}={','.join(map(_path, text.split(',')))}"
         found.append(word if own is None else f"{own}{text}")
     return found
+
+
+def _path(text: str) -> str:
+    """A path with the letters and brackets that Hydra takes from no word without quotes; else as it
+    is.
+    """
+    return quoted(text) if PATH.fullmatch(text) else text
 
 
 def in_configuration(word: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
 """One name, or several with commas; other texts are of Hydra's grammar, which Hydra reads."""
-PATHS = re.compile(r"[\w.\-/~ ]+(,[\w.\-/~ ]+)*")
+PATHS = re.compile(r"[\w.\-/~ ()]+(,[\w.\-/~ ()]+)*")
 """One path, or several with commas."""
 NEW_NAME = re.compile(r"[a-z0-9_]+")
 OUTSIDE = ("hydra",)
@@ -88,7 +89,7 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
     for key, text in own.items():
         _check_own(verb, key, text, searched)
     _check_trace({**given, **own}.get("trace.path", ""))
-    _check_folder(verb, own, overrides)
+    _check_folder(verb, own, overrides, places)
     if missing := [one.key for one in verb.options if one.is_needed and one.key not in own]:
         raise ValueError(
             f"missing {' and '.join(f'{key}=...' for key in missing)}; {way_to_help(verb)}"
@@ -116,12 +117,31 @@ def _check_own_model(given: Mapping[str, str]) -> None:
     )
 
 
-def _check_folder(verb: Verb, own: Mapping[str, str], overrides: Sequence[str]) -> None:
-    """Raise ValueError for a folder of results that is a file, or has something in it."""
+def _check_folder(
+    verb: Verb, own: Mapping[str, str], overrides: Sequence[str], places: Sequence[str]
+) -> None:
+    """Raise ValueError for a folder of results that is a file, or has something in it; for one that
+    all runs of a sweep would share; and for one that would be emptied of what is to be read.
+    """
     given = {**{word.partition("=")[0]: word.partition("=")[2] for word in overrides}, **own}
-    option, place = verb.option("output_dir"), given.get("output_dir")
+    option, place = verb.option("output_dir"), given.get("output_dir", "").strip("'")
     if place and Path(place).is_file():
         raise ValueError(f"output_dir={place} is a file; name a folder")
+    if place and verb.sweeps and verb.is_hydra and not {",", "$"} & set(place):
+        raise ValueError(
+            f"output_dir={place} is one folder, and each run of a sweep needs its own: say"
+            f" hydra.sweep.dir={place}, or leave the word out"
+        )
+    if place and given.get("overwrite") == "yes":
+        folder = Path(place).resolve()
+        texts = [*places, *(text for key, text in given.items() if key != "output_dir")]
+        for path in (text.strip("'") for text in texts):
+            # A name may be longer than a path can be: Path.exists would raise.
+            if path and os.path.exists(path) and Path(path).resolve().is_relative_to(folder):
+                raise ValueError(
+                    f"overwrite=yes would empty output_dir={place} of {path}, which is read; choose"
+                    " another output_dir"
+                )
     if option is None or option.kind is not Kind.FOLDER or given.get("overwrite") == "yes":
         return
     if place and not is_free(Path(place)):
@@ -231,6 +251,7 @@ def _check_trace(text: str) -> None:
     """Raise ValueError for the path of a trace that is not there. As a run does, look from the
     working directory, then from the project.
     """
+    text = re.sub(r"(^|,)'([^',]*)'(?=,|$)", r"\1\2", text)
     for place in text.split(",") if PATHS.fullmatch(text) else ():
         there = [base / place for base in (Path(), ROOT) if (base / place).is_dir()]
         if not there or not (there[0] / HEADER_FILE).is_file():

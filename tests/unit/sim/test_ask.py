@@ -311,8 +311,10 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     is_made: bool, fitted: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequences = [SimpleNamespace(prompt_tokens=tokens) for tokens in (2, 5)]
-    header = SimpleNamespace(sequences=sequences)
-    run = SimpleNamespace(trace=SimpleNamespace(header=header))
+    # The trace has others, which are not asked.
+    header = SimpleNamespace(sequences=[*sequences, SimpleNamespace(prompt_tokens=900)])
+    workload = SimpleNamespace(sequences=sequences)
+    run = SimpleNamespace(trace=SimpleNamespace(header=header), workload=workload)
     gates = SimpleNamespace(told="gates", is_made=is_made, path="made")
     model = SimpleNamespace(stored="bf16")
     asked: list[list[str]] = []

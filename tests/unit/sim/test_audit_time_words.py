@@ -47,6 +47,11 @@ def test_the_sentence_has_both_times_and_the_largest_cause_of_either_sign() -> N
         "Simulated 45 ms a token, recorded 50 (-10.0%) over 4 tokens; most of it is queueing: -7.5 ms"
         " a token. A step's time in () is in ms."
     )
+    same = TimeAudit(4, 200 * MS, 200 * MS, (Cause("cpu", 0.0, (), ()),))
+    assert sentence(same) == (
+        "Simulated 50 ms a token, recorded 50 (+0.0%) over 4 tokens; no cause differs. A step's time"
+        " in () is in ms."
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_each_run_is_told_by_its_number_and_kept(
     command._note(refused)
     assert command._left() == "nothing was written"
     command._note(done)
-    assert capsys.readouterr().err == "1: a=3: refused\n2: a=1 b=2: 12.3 tokens/s\n"
+    assert capsys.readouterr().err == "1: a=3: refused\n2: a=1 b=2: decodes at 12.3 tokens/s\n"
     assert ([done], [refused], [folder]) == (command.DONE, command.REFUSED, command.FOLDER)
     assert command._left() == f"nothing was written of this run; 1 are kept in {folder}"
 

@@ -127,6 +127,12 @@ def test_one_low_precision_for_all_is_lossy_though_no_share_is_low() -> None:
 
 
 # Contracts: C131
+def test_a_run_that_decodes_nothing_is_no_point() -> None:
+    prompts = {**_summary("lru", 1.0), "decode_tokens_per_s": None}
+    (point,) = join([prompts, _summary("lru", 3.0)], [])
+    assert point.speed == 3.0
+
+
 def test_what_knows_the_future_or_costs_nothing_is_set_apart_and_beats_nobody(
     tmp_path: Path, capsys: Any
 ) -> None:
@@ -234,7 +240,7 @@ def test_files_that_are_no_runs_are_one_message_with_their_names(
     for folder, told in (
         (broken, f"{broken}/summary.json is no JSON (Expecting property name"),
         (other, f"{other}/cells/1.parquet has no column summary: it is no study's"),
-        (unfinished, "there is no finished run among these paths"),
+        (unfinished, "there is no finished run that decodes among these paths"),
     ):
         assert main([str(folder)]) == 2
         error = capsys.readouterr().err

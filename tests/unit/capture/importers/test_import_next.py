@@ -79,6 +79,16 @@ def test_an_imported_csv_is_run_by_the_words_that_the_import_prints(
     assert "trace.path=outputs/traces/routes-2" in printed(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("folder", ["größe", "with spaces", "trace (1)"])
+def test_the_printed_words_find_a_folder_of_any_name(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["format=csv", "path=routes.csv", "licence=own", "model=deepseek_v2_lite"]
+    assert main([*given, f"output_dir={folder}"]) == 0
+    words = read(verb_of("run"), printed(capsys.readouterr().out)).overrides
+    assert prepared(words).trace.header.name == "deepseek_v2_lite_imported"
+
+
 def test_synthetic_gates_are_run_by_the_words_that_the_synthesis_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -5,6 +5,7 @@ Refusals name the line.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,12 +127,12 @@ def test_a_token_may_have_fewer_experts_at_a_site_or_none(tmp_path: Path, name: 
     assert trace.weights[0, :2].tolist() == [[0.5, 0, 0], [0, 0, 0]]
 
 
-def test_columns_of_csv_may_stand_in_any_order_and_lines_end_as_another_system_ends_them(
+def test_columns_of_csv_may_stand_in_any_order_and_the_text_be_that_of_another_system(
     tmp_path: Path,
 ) -> None:
     content = [dict(reversed(line.items())) for line in lines()]
     path = write(tmp_path, "csv", content)
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b"\n", b"\r\n"))
     assert np.array_equal(imported("csv", path, tmp_path / "trace").ids, IDS)
 
 

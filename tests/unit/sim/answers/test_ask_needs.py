@@ -36,9 +36,11 @@ class Proportional:
         return found
 
 
-def run_of(memory_gib: float, count: int = 1) -> Any:
+def run_of(memory_gib: float, count: int = 1, measured: object = None) -> Any:
     devices = SimpleNamespace(count=count) if count > 1 else None
-    hardware = SimpleNamespace(links=[LINK], memory_gib=memory_gib, devices=devices)
+    hardware = SimpleNamespace(
+        links=[LINK], memory_gib=memory_gib, devices=devices, measured=measured
+    )
     return SimpleNamespace(hardware=hardware)
 
 
@@ -57,6 +59,15 @@ def test_the_link_that_a_target_needs_is_told_in_gb_per_s_and_times_this_one(
     found = _link(ROW, run_of(24.0), cast(Any, Proportional(2.0)), target)
     assert (found.what, found.told) == (need.what, need.told)
     assert found.value == (need.value and pytest.approx(need.value, rel=1e-3))
+
+
+def test_no_other_link_is_asked_for_where_this_ones_times_were_measured() -> None:
+    measured = SimpleNamespace(copy_us={"pcie": [[1, 2.0]]})
+    found = _link(ROW, run_of(24.0, measured=measured), cast(Any, None), 16.0)
+    told = "another link (this one's times were measured, not computed)"
+    assert found == Need("link", None, told)
+    of_others = run_of(24.0, measured=SimpleNamespace(copy_us={}))
+    assert _link(ROW, of_others, cast(Any, Proportional(2.0)), 16.0).value == 32.0
 
 
 @pytest.mark.parametrize(

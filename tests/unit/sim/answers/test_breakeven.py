@@ -57,9 +57,13 @@ def test_where_nothing_crosses_the_sign_is_told(shift: float, sign: int) -> None
     assert (found.value, found.sign, found.low, found.high) == (None, sign, 1, 100)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 2), (3, 1)])
+def test_one_point_tells_its_sign() -> None:
+    assert crossing(lambda x: x - 3, 2, 2) == Crossing(None, 2, 2, -1)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0), (3, 1)])
 def test_an_interval_that_is_none_is_refused(low: float, high: float) -> None:
-    with pytest.raises(ValueError, match="need 0 < low < high"):
+    with pytest.raises(ValueError, match="need 0 < low <= high"):
         crossing(lambda x: x, low, high)
 
 

@@ -127,10 +127,13 @@ def test_predictor_and_cpu_ask_how_much_slower_the_first_series_is(name: str) ->
 
 
 def link(
-    computing_s: float, waiting_s: float = 5.0, names: Sequence[str] = ("pcie",)
+    computing_s: float,
+    waiting_s: float = 5.0,
+    names: Sequence[str] = ("pcie",),
+    is_timed: bool = False,
 ) -> float | None:
     """The closed form at 4 GB/s: 6 GB take 3 of the 5 s in which the link is busy, 2 s are more."""
-    run = machine()
+    run = machine(workload=SimpleNamespace(is_timed=is_timed))
     run.hardware.link_names = tuple(names)
     one = trial_of(
         stall_s={"late": 4.0, "miss": waiting_s - 4.0},
@@ -158,6 +161,10 @@ def test_a_link_has_a_closed_form_where_it_works_while_the_stream_waits(
 ) -> None:
     """A millionth of the makespan of 10 s may differ."""
     assert (link(8.0, 5 + more_s) is not None) == is_told
+
+
+def test_a_link_that_may_wait_for_requests_has_no_closed_form() -> None:
+    assert link(8.0, is_timed=True) is None
 
 
 def test_two_links_have_no_closed_form() -> None:
@@ -203,6 +210,11 @@ def test_bits_ask_for_the_share_that_the_same_bytes_hold() -> None:
     assert QUESTIONS["bits"].words(2, machine()) == {
         "int2": ("precision=int2", "budget.resident_share=1.0", "budget.slots_gib=null")
     }
+
+
+def test_bits_that_no_precision_has_are_refused_and_not_told_of_another() -> None:
+    with pytest.raises(ValueError, match=r"^values=3: .* so many bits; there are 2, 4, 8, 16$"):
+        QUESTIONS["bits"].words(3, machine())
 
 
 def test_all_experts_are_resident_at_as_many_bits_as_their_bytes_give() -> None:

@@ -40,9 +40,15 @@ def test_a_sentence_has_what_turns_what_is_needed_and_the_knee() -> None:
 def test_memory_without_a_knee_says_so_and_labels_follow() -> None:
     labelled = (("lru", Labels(synthetic="made gates")),)
     found = replace(FOUND, question="memory", break_even=None, labels=labelled)
-    assert sentence(found, "lru") == (
-        "there is no knee: what comes later pays more than what comes first. [made gates]"
-    )
+
+    def told(*speeds: float) -> str:
+        rows = tuple(row(at, "decode", speed) for at, speed in enumerate(speeds))
+        return sentence(replace(found, rows=rows), "lru")
+
+    none = "there is no knee: "
+    assert told(1, 2, 4) == f"{none}what comes later pays more than what comes first. [made gates]"
+    assert told(3, 4, 3) == f"{none}the most memory is no faster than the least. [made gates]"
+    assert told(1, 2) == "fewer than three points have no knee. [made gates]"
 
 
 def test_bits_name_the_fastest_precision() -> None:

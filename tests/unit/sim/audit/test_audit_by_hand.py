@@ -247,6 +247,8 @@ def test_a_step_that_checks_drafts_begins_with_the_first_of_them() -> None:
     assert times.shared_step_time_ns(run, times.after_the_first(run)) == {0: 25.0}
     own = with_tokens(files(), DRAFTED, drafts=[0] * 6, new_tokens=[1] * 6)
     assert "drafts.time_s" not in given(times.rules(own)), "without layers that draft"
+    read = with_tokens(files(), DRAFTED, phase=["prefill"] * 6, drafts=[0] * 6, new_tokens=[0] * 6)
+    assert given(times.rules(read))["drafts.tokens_per_step"] is None, "prompts alone"
 
 
 @pytest.mark.parametrize(("links", "disk", "ram"), [(("pcie", "nvme"), 21, 33), (("pcie",), 0, 54)])

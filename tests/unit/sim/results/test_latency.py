@@ -188,3 +188,10 @@ def test_drafts_tell_what_was_checked_and_kept_and_what_drafting_took() -> None:
     assert drafts_section(frames) == told
     frames.workload.speculation.tokens = 0
     assert drafts_section(frames) is None
+
+
+def test_a_run_of_prompts_alone_checked_no_draft_and_has_no_tokens_a_step() -> None:
+    frames = drafted()
+    frames.workload.speculation.sites = ()
+    frames.tokens = frames.tokens.filter(pl.col("phase") == "prefill")
+    assert drafts_section(frames) == {"checked": 0, "kept": 0, "tokens_per_step": None}

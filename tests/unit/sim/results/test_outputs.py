@@ -167,8 +167,8 @@ LOSSY = {"lossy": "lossy (experts skipped)", "reference": "a reference"}
         ({"ci95": WITHOUT}, " (95 % over 4 sequences: 10.1 to 16)", ""),
         (
             {"ci95": WITHOUT, "decode_tokens_per_s": None},
-            "12.3 tokens/s (95 % over 4 sequences: 10.1 to 16)",
-            "nothing is decoded",
+            "at 12.3 tokens/s (95 % over 4 sequences: 10.1 to 16)",
+            "nothing",
         ),
         (
             {"calibration": {"ci95": {"decode_tokens_per_s": (8.765, 20.25)}}},

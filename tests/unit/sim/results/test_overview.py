@@ -15,7 +15,7 @@ from helpers import drawn
 from helpers.overviews import BOUNDED, LOST, run
 from helpers.printed import Heard, rows_of, shows
 from sim.results.overview import BOUND, LOSSLESS, LOSSY, Done, Overview, Refused, overview
-from sim.results.overview_words import MOST_LINES, notes, show, verdict, write
+from sim.results.overview_words import MOST_LINES, cells, notes, show, verdict, write
 
 
 def test_the_best_of_a_budget_is_lossless_and_others_are_told_by_their_kind() -> None:
@@ -30,6 +30,39 @@ def test_the_best_of_a_budget_is_lossless_and_others_are_told_by_their_kind() ->
         " low is 2.00x [2.00, 2.00] as fast and lossy; seer is 4.50x [4.50, 4.50] as fast and no"
         " system."
     )
+
+
+def test_where_nothing_is_decoded_there_is_a_table_without_speeds_and_no_figure(
+    tmp_path: Path,
+) -> None:
+    def prompts(system: str) -> Done:
+        one = run(system, 1.0, ends=None)
+        return Done({**one.summary, "decode_tokens_per_s": None}, (), np.zeros(4))
+
+    found = overview([prompts("b"), prompts("a"), run("c", 2.0, sequences=5)])
+    prompt, decoded = found.sets
+    assert verdict(prompt) == (
+        "With 25 % of the experts resident (10 GiB) nothing is decoded, so nobody decodes fastest."
+    )
+    assert [cells(line, prompt)[1:] for line in prompt.lines] == [
+        ("a", "-", "", "-", ""),
+        ("b", "-", "", "-", ""),
+    ]
+    assert cells(decoded.best, decoded)[2:5] == ("2", "1.8 to 2.2", "1")
+    assert [path.suffix for path in write(found, tmp_path)] == [
+        ".csv",
+        ".md",
+        ".json",
+        ".png",
+        ".svg",
+    ]
+    told = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))["runs"]
+    assert [(row["decode_tokens_per_s"], row["times_best"]) for row in told] == [
+        (None, None),
+        (None, None),
+        (2.0, 1.0),
+    ]
+    assert len(write(overview([prompts("a")]), tmp_path)) == 3
 
 
 def test_where_nothing_is_lossless_a_lossy_system_is_best_and_a_bound_is_no_system() -> None:

@@ -14,6 +14,7 @@ from sim.setup.refusals import (
     check_parts,
     moves_kv,
 )
+from sim.study.trials import prepared
 
 
 class Policy(SimpleNamespace):
@@ -209,6 +210,20 @@ def test_parts_that_go_together_are_taken() -> None:
     assert moves_kv(parts(workload=MOVED))
     assert not moves_kv(parts())
     assert not moves_kv(parts(workload=MOVED, model=of(MODEL, kv_bytes_per_token=8)))
+
+
+def test_a_word_about_a_link_that_was_measured_would_change_nothing() -> None:
+    measured = ["system=lru", "hardware=h100_sxm_pcie5_measured", "trace.max_sequences=1"]
+    faster = "hardware.links.pcie.peak_gb_per_s=99"
+    with pytest.raises(ValueError, match=rf"^{faster} would change nothing: on h100_sxm_pcie5_me"):
+        prepared([*measured, faster])
+    with pytest.raises(ValueError, match="overhead_us=1 would change nothing"):
+        prepared([*measured, "hardware.links.pcie.overhead_us=1"])
+    prepared([*measured, "hardware.links.pcie.slot_us=1", "hardware.memory_gib=60"])
+    prepared(["system=lru", faster, "trace.max_sequences=1"])
+    assert (
+        prepared([*measured, faster, "~hardware.measured.copy_us"]).durations.hop_ns(0, 10**9) < 2e7
+    )
 
 
 def test_dense_blocks_of_two_sides_are_not_streamed() -> None:

@@ -188,6 +188,14 @@ def test_other_axes_give_all_parts_the_same_columns(tmp_path: Path) -> None:
     assert found["axis.cache"].to_list() == ["lru", "lru"]
 
 
+def test_the_same_axes_in_another_order_are_put_below_each_other(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    with dataset(tmp_path, axes=dict(reversed(AXES.items()))) as data:
+        data.add(row(2))
+    assert keys(tmp_path) == ["k001", "k002"]
+    assert pl.read_parquet(tmp_path / "cells" / "*.parquet")["axis.seed"].sum() == 3
+
+
 def test_what_was_refused_or_failed_can_be_run_again(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:
         for number, status in enumerate(("done", "refused", "failed")):

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from sim.study import trials
-from sim.study.trials import Trial, kept_trial, slots_a_layer
+from sim.study.trials import Trial, kept_trial, slots_a_layer, tokens_per_s
 
 
 @pytest.fixture
@@ -113,3 +113,24 @@ def test_slots_are_over_all_layers_and_those_of_drafts_where_these_have_experts(
     summary = {"budget": {"slots": {"high": 6, "low": 3}}, "contracts": contracts}
     config = {"model": {"sites": 3}, "workload": {"draft_layers": 1}}
     assert slots_a_layer(Trial(summary, config, pl.DataFrame(), pl.DataFrame())) == slots
+
+
+def test_a_trial_that_decodes_nothing_has_no_speed_and_says_so() -> None:
+    trace = {"name": "prompts", "sequences": 3}
+
+    def told(rate: float | None) -> Trial:
+        empty = pl.DataFrame()
+        return Trial({"decode_tokens_per_s": rate, "trace": trace}, {}, empty, empty)
+
+    assert tokens_per_s(told(2.5)) == 2.5
+    with pytest.raises(ValueError, match="nothing is decoded in 3 sequences of prompts, so there"):
+        tokens_per_s(told(None))
+
+
+def test_a_machine_is_named_by_either_key_and_told_by_its_own() -> None:
+    said = ["system=lru", "machine=rtx3090_pcie4", "machine.memory_gib=30", "trace.max_sequences=1"]
+    own = [word.replace("machine", "hardware") for word in said]
+    first, second = trials.prepared(said), trials.prepared(own)
+    assert first.hardware == second.hardware
+    assert first.changed == second.changed == tuple(own[1:])
+    assert trials._key(said) == trials._key(own)

@@ -82,6 +82,12 @@ def test_weights_round_to_their_step_and_come_back_as_float32(
     np.testing.assert_array_equal(back.ids, trace.ids)
 
 
+def test_a_trace_is_read_from_a_folder_whose_name_is_a_pattern(tmp_path: Path) -> None:
+    place = tmp_path / "trace (1), x=[2]*"
+    write_trace(place, make_trace())
+    np.testing.assert_array_equal(read_trace(place).ids, make_trace().ids)
+
+
 def test_weights_without_a_step_are_exact(written: Path) -> None:
     assert pl.read_parquet_schema(written / "routes.parquet")["weights"] == pl.Array(
         pl.Float32, TOP_K

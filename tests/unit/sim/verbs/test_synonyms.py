@@ -45,6 +45,17 @@ def test_the_questions_take_the_words_that_other_verbs_have_for_them() -> None:
         assert read(whatif, [said, "system=lru"]).places == (own,)
 
 
+def test_paths_get_the_quotes_without_which_hydra_does_not_read_them() -> None:
+    run, ask = verb_of("run"), verb_of("ask")
+    for text in ("mine", "a b", "a,b", "'größe'", "glob(*)", "[a]", "../x", ""):
+        assert spoken(run, [f"trace.path={text}"]) == [f"trace.path={text}"]
+    for text in ("größe", "mine (1)", "a b/ü (2)/c"):
+        assert spoken(run, [f"trace.path={text}"]) == [f"trace.path='{text}'"]
+        assert spoken(run, [f"output_dir={text}"]) == [f"output_dir='{text}'"]
+        assert spoken(ask, [f"output_dir={text}"]) == [f"output_dir={text}"], "Hydra never sees it"
+    assert spoken(run, ["trace.path=a,ü"]) == ["trace.path=a,'ü'"]
+
+
 def test_a_command_gets_the_words_as_it_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[list[str]] = []
     monkeypatch.setattr(runpy, "run_module", lambda *_, **__: got.append(sys.argv[1:]))

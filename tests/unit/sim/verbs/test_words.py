@@ -140,6 +140,40 @@ def test_the_folder_of_results_must_be_free_unless_it_may_be_overwritten(tmp_pat
     read(verb_of("run"), [word, "overwrite=yes"])
 
 
+def test_runs_of_a_sweep_share_no_folder() -> None:
+    for verb in (verb_of("sweep"), replace(verb_of("run"), sweeps=True)):
+        with pytest.raises(ValueError, match=r"^output_dir=new is one .* say hydra.sweep.dir=new,"):
+            read(verb, ["system=lru,hobbit", "output_dir=new"])
+        for own in ("a,b", "new/${hydra:job.num}"):
+            read(verb, ["system=lru", f"output_dir={own}"])
+    read(verb_of("screen"), ["system=lru", "output_dir=new"])
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("report", ["other", "full"]),
+        ("report", ["full/below"]),
+        ("pareto", ["./full"]),
+        ("stats", ["full"]),
+        ("run", ["trace.path=full"]),
+        ("import", ["format=csv", "path=full/routes.csv"]),
+    ],
+)
+def test_nothing_is_emptied_that_is_to_be_read(
+    verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "full" / "below").mkdir(parents=True)
+    (tmp_path / "full" / "header.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "full" / "routes.csv").write_text("", encoding="utf-8")
+    given = [*words, "overwrite=yes"]
+    with pytest.raises(ValueError, match=r"^overwrite=yes would empty output_dir=full of .*full"):
+        read(verb_of(verb), [*given, "output_dir=full"])
+    read(verb_of(verb), [*given, "output_dir=other/new"])
+
+
 @pytest.mark.parametrize("line", ["run", "study name=budgets", "leaderboard", "fit", "sweep"])
 def test_a_folder_of_results_that_is_a_file_is_refused_by_every_verb(
     line: str, tmp_path: Path
