@@ -30,6 +30,7 @@ def run_of(**parts: object) -> Any:
     """A machine of 24 GiB whose first link has a peak of 31.5 GB/s, and a context of 4096 tokens."""
     hardware = SimpleNamespace(
         links=(SimpleNamespace(name="pcie", peak_gb_per_s=31.5),),
+        measured=None,
         memory_gib=24.0,
         devices=None,
         cpu=SimpleNamespace(memory_gb_per_s=83.2),
