@@ -19,7 +19,6 @@ import numpy as np
 
 from sim.answers.comparison import SAME, row_conditions
 from sim.board.entries import Board, Entry, code_of
-from sim.reproduce.keys import digest, versions
 from sim.results.coverage import coverage_at
 from sim.results.labels import labels_in
 from sim.results.paired import paired
@@ -30,6 +29,7 @@ from sim.study.rows import DONE, Row
 from sim.study.worker import run_cell
 from sim.traces.reading import checked_header
 from sim.traces.trace import trace_sha256
+from sim.values.code import digest, versions
 from sim.values.places import CONF
 
 TARGET = re.compile(r"_target_:\s*([\w.]+)")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from sim.answers.comparison import row_conditions
-from sim.reproduce.keys import code_digest, digest, files_digest, foreign_files, target_modules
 from sim.results.coverage import Coverage, coverage_at
 from sim.results.intervals import Floats
 from sim.results.labels import Labels, labels_in
@@ -23,6 +22,7 @@ from sim.results.overview import kind_of
 from sim.results.paired import Paired, paired, paired_all
 from sim.study.cells import Cell
 from sim.study.rows import AXIS, DONE, Row
+from sim.values.code import code_digest, digest, files_digest, foreign_files, target_modules
 from sim.values.units import GIB
 from sim.verbs.names import nearest
 
