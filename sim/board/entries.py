@@ -62,6 +62,21 @@ def check_entrant(name: str, cells: Iterable[Cell]) -> None:
         )
 
 
+def command_of(words: Iterable[str]) -> str:
+    """The command of a run of these words."""
+    return " ".join(["moelab run", *map(shlex.quote, words)])
+
+
+def title_of(trace: str, split: str, sequences: int, model: str, hardware: str) -> str:
+    """The beginning of a board's title: its work and its machine."""
+    return f"{trace} ({split}, {sequences} sequences), {model} on {hardware}, "
+
+
+def bytes_in(title_begins: str, budget: int) -> str:
+    """A board's title, from its beginning and its bytes for experts."""
+    return f"{title_begins}{budget / GIB:.3g} GiB for experts"
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One run on a board.
@@ -106,7 +121,7 @@ class Entry:
     @property
     def command(self) -> str:
         """What runs it again and prints its numbers."""
-        return " ".join(["moelab run", *map(shlex.quote, self.words)])
+        return command_of(self.words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +190,10 @@ def _board(conditions: Mapping[str, Any], entries: Sequence[Entry]) -> Board:
     summary = ranked[0].summary
     trace, budget = summary["trace"], conditions["bytes for experts"]
     tokens = np.array(ranked[0].row["decode_tokens"], np.float64)
-    title = (
-        f"{trace['name']} ({trace['split']}, {trace['sequences']} sequences), {summary['model']} on"
-        f" {summary['hardware']}, {budget / GIB:.3g} GiB for experts"
+    begins = title_of(
+        trace["name"], trace["split"], trace["sequences"], summary["model"], summary["hardware"]
     )
-    return Board("", title, conditions, tuple(ranked), coverage_at(tokens))
+    return Board("", bytes_in(begins, budget), conditions, tuple(ranked), coverage_at(tokens))
 
 
 def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
