@@ -30,7 +30,7 @@ from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
-from sim.study.rows import DONE, Row
+from sim.study.rows import DONE, Row, words_of
 
 ALSO = "also="
 SHOWN = 2
@@ -120,7 +120,7 @@ def _which(meant: Sequence[Row]) -> str:
     systems = [row["system"] for row in meant]
     if len({*systems}) == len(systems):
         return f"{'; '.join(systems)}; give one of them whole"
-    words = [row["overrides"].split() for row in meant]
+    words = [words_of(row["overrides"]) for row in meant]
     shared = set(words[0]).intersection(*words)
     own = [
         " ".join([system, *(word for word in its if word not in shared)])
@@ -250,9 +250,9 @@ def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
         raise ValueError(
             f"{dataset} has no recorded cells; name the folder that moelab study wrote"
         )
-    found = [row for row in rows if set(also) <= set(row["overrides"].split())]
+    found = [row for row in rows if set(also) <= set(words_of(row["overrides"]))]
     if not found:
-        known = sorted({word for row in rows for word in row["overrides"].split()})
+        known = sorted({word for row in rows for word in words_of(row["overrides"])})
         raise ValueError(
             f"no cell has {' '.join(also)} among its words; there are: {' '.join(known)}"
         )
