@@ -15,7 +15,7 @@ if sys.argv[:1] == ["-m"]:
 def __getattr__(name: str) -> object:
     # Loading the simulator takes a second, and most who import something of it want a part. The
     # module is named by a string: an import statement, wherever it stood, would make all of the
-    # simulator's code a part of every module's here (`sim.reproduce.keys`).
+    # simulator's code a part of every module's here (`sim.values.code`).
     if name in ("run", "compare"):
         return getattr(import_module("sim.answers.python"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

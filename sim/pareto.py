@@ -9,6 +9,7 @@ same system, trace, model, machine and budget. ``measure`` is ``divergence`` (KL
 
 - A run that serves every need as the model is stored is *lossless*: nothing is lost, by
   construction.
+- Only runs of the same work, on the same model and machine, are on one front.
 - A lossy run whose quality nobody measured is shown as such, and is on no front.
 - A run that knows the future, or does what no machine can, is shown as a bound and is on no front.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.answers.comparison import short
 from sim.process.printing import print_text
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, from_row, labels_in, told, write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
+from sim.results.overview import work_of
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
 
@@ -50,7 +53,8 @@ class Point:
 
     ``speed`` is decoded tokens a second (more is better); ``loss`` is what is lost by the measure
     (less is better), None where it is not known. Intervals are of 95 %, None where there is none.
-    ``loop`` says in which loop, open or closed, the quality was measured.
+    ``loop`` says in which loop, open or closed, the quality was measured. ``work`` is what was run
+    (`work_of`); ``own`` is what of it not all points share, in words.
     """
 
     key: Key
@@ -61,10 +65,21 @@ class Point:
     quality_class: str
     labels: Labels
     loop: str = ""
+    work: Mapping[str, Any] = field(default_factory=dict)
+    own: str = ""
+
+    @property
+    def system(self) -> str:
+        return f"{self.key[0]} ({self.own})" if self.own else self.key[0]
 
     @property
     def name(self) -> str:
-        return f"{self.key[0]}, {self.key[4]:.3g} resident"
+        return f"{self.system}, {self.key[4]:.3g} resident"
+
+    @property
+    def front(self) -> tuple[str, ...]:
+        """What the points of one front share."""
+        return (*self.key[1:4], json.dumps(self.work, sort_keys=True))
 
 
 def quality_class(summary: Mapping[str, Any]) -> str:
@@ -107,23 +122,38 @@ def join(
         speed, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
         speed_interval = None if interval is None else (interval[0], interval[1])
         if row is not None:
-            points.append(_point(key, speed, speed_interval, row, measure))
+            point = _point(key, speed, speed_interval, row, measure)
         elif quality_class(summary) == LOSSLESS:
-            points.append(
-                Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, labels_in(summary))
-            )
+            point = Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, labels_in(summary))
         else:
-            points.append(
-                Point(key, speed, speed_interval, None, None, UNMEASURED, labels_in(summary))
-            )
+            point = Point(key, speed, speed_interval, None, None, UNMEASURED, labels_in(summary))
+        points.append(replace(point, work=work_of(summary)))
+    works = [point.work for point in points]
+    # What a quality was simulated with is not told: where there is one work, it is of that.
+    shared = works[0] if works and all(one == works[0] for one in works) else {}
     for key, row in by_key.items():
         if key not in joined:
             speed, speed_interval = (
                 row["decode_tokens_per_s"],
                 _interval(row, "decode_tokens_per_s"),
             )
-            points.append(_point(key, speed, speed_interval, row, measure))
-    return points
+            points.append(replace(_point(key, speed, speed_interval, row, measure), work=shared))
+    return _told_apart(points)
+
+
+def _told_apart(points: Sequence[Point]) -> list[Point]:
+    """The points, each with what of its work not all share."""
+    works = [point.work for point in points if point.work]
+    varied = [name for name in (works or [{}])[0] if any(w[name] != works[0][name] for w in works)]
+    return [
+        replace(
+            point,
+            own=", ".join(f"{name} {short(point.work[name])}" for name in varied)
+            if point.work
+            else "",
+        )
+        for point in points
+    ]
 
 
 def _key_of(summary: Mapping[str, Any]) -> Key:
@@ -204,14 +234,14 @@ def _json(path: Path) -> Any:
 def mark(points: Sequence[Point]) -> list[bool]:
     """Which points are on a front.
 
-    There is a front for each trace, model and machine, and only real systems take part.
+    There is a front for each trace, model, machine and work, and only real systems take part.
     """
     marks = [False] * len(points)
-    for group in {point.key[1:4] for point in points}:
+    for group in {point.front for point in points}:
         places = [
             place
             for place, point in enumerate(points)
-            if point.key[1:4] == group and point.labels.is_system
+            if point.front == group and point.labels.is_system
         ]
         speed = np.array([points[place].speed for place in places])
         loss = np.array(
@@ -250,7 +280,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
         range(len(points)),
         key=lambda i: (
             not points[i].labels.is_system,
-            points[i].key[1:4],
+            points[i].front,
             points[i].loss is None,
             points[i].loss or 0,
             -points[i].speed,
@@ -266,7 +296,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
         kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
         table.add_row(
             "*" if marks[i] else "",
-            escape(point.key[0]),
+            escape(point.system),
             f"{point.key[4]:.3g}",
             escape(_with_interval(point.speed, point.speed_interval)),
             escape(loss),
@@ -310,11 +340,11 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
 def _draw_points(axis: Any, points: Sequence[Point]) -> None:
     """Every point with its name, and a line through each front."""
     marks = mark(points)
-    for group in dict.fromkeys(point.key[1:4] for point in points):
+    for group in dict.fromkeys(point.front for point in points):
         known = [
             (p, on)
             for p, on in zip(points, marks, strict=True)
-            if p.loss is not None and p.key[1:4] == group
+            if p.loss is not None and p.front == group
         ]
         line = sorted((p.loss or 0.0, p.speed) for p, on in known if on)
         axis.plot(

@@ -30,7 +30,7 @@ from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
-from sim.study.rows import DONE, Row
+from sim.study.rows import DONE, Row, words_of
 
 ALSO = "also="
 SHOWN = 2
@@ -99,8 +99,7 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
         meant = [row for row in cells if row["system"] == name]
         meant = meant or [row for row in cells if row["system"].split()[0] == name]
         if len(meant) > 1:
-            names = "; ".join(row["system"] for row in meant)
-            raise ValueError(f"{name} may be each of these: {names}; give one of them whole")
+            raise ValueError(f"{name} may be each of these: {_which(meant)}")
         if meant:
             found.append(_group(meant[0], cells))
             meant_rows.append(meant[0])
@@ -114,6 +113,20 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
         Alone(row["system"], row["overrides"], _difference(row, meant_rows, name)) for row in left
     ]
     return Versus(tuple(found), tuple(alone))
+
+
+def _which(meant: Sequence[Row]) -> str:
+    """The cells that a name may be, and how to name one: by its system, or by a word of its own."""
+    systems = [row["system"] for row in meant]
+    if len({*systems}) == len(systems):
+        return f"{'; '.join(systems)}; give one of them whole"
+    words = [words_of(row["overrides"]) for row in meant]
+    shared = set(words[0]).intersection(*words)
+    own = [
+        " ".join([system, *(word for word in its if word not in shared)])
+        for system, its in zip(systems, words, strict=True)
+    ]
+    return f"{'; '.join(own)}; give a system whole, and also=WORD for a word that only one cell has"
 
 
 def _difference(row: Row, meant: Sequence[Row], name: str) -> str:
@@ -227,18 +240,19 @@ def _sentence(side: Side, name: str) -> str:
 
 
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
-    """The rows of the dataset whose overrides have all words of ``also``.
+    """The rows of the dataset whose overrides have all words of ``also``, of equal ones the last.
 
     Raise ValueError where there are none.
     """
-    rows: list[Row] = read_cells(dataset).to_dicts()
+    # Of cells of the same words, the last recorded holds: the others are of what was edited since.
+    rows: list[Row] = [*{row["overrides"]: row for row in read_cells(dataset).to_dicts()}.values()]
     if not rows:
         raise ValueError(
             f"{dataset} has no recorded cells; name the folder that moelab study wrote"
         )
-    found = [row for row in rows if set(also) <= set(row["overrides"].split())]
+    found = [row for row in rows if set(also) <= set(words_of(row["overrides"]))]
     if not found:
-        known = sorted({word for row in rows for word in row["overrides"].split()})
+        known = sorted({word for row in rows for word in words_of(row["overrides"])})
         raise ValueError(
             f"no cell has {' '.join(also)} among its words; there are: {' '.join(known)}"
         )

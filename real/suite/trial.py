@@ -52,7 +52,7 @@ def told(faults: list[str]) -> str:
 
 def _modules() -> list[str]:
     # Reading the code needs packages, so these are imported only after packages have been checked.
-    from sim.reproduce.keys import Code
+    from sim.values.code import Code
     from sim.values.places import ROOT
 
     places = [piece.place.partition(":")[0] for piece in (*PIECES, REPORT)]

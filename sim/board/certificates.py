@@ -18,24 +18,27 @@ from typing import Any
 import numpy as np
 
 from sim.answers.comparison import SAME, row_conditions
-from sim.board.entries import Board, Entry, code_of
-from sim.reproduce.keys import digest, versions
+from sim.board.entries import PARTS, Board, Entry, bytes_in, code_of, command_of, title_of
 from sim.results.coverage import coverage_at
 from sim.results.labels import labels_in
 from sim.results.paired import paired
 from sim.setup.build import trace_directory
+from sim.setup.parts import make_hardware, make_model
 from sim.study.cells import Cell, make_cell
 from sim.study.plan import Plan
 from sim.study.rows import DONE, Row
 from sim.study.worker import run_cell
+from sim.traces.header import parse_header
 from sim.traces.reading import checked_header
 from sim.traces.trace import trace_sha256
+from sim.values.code import digest, versions
 from sim.values.places import CONF
 
 TARGET = re.compile(r"_target_:\s*([\w.]+)")
 KIND, SCHEMA = "moelab certificate", 1
 LARGEST_BYTES = 1 << 22
 SIDES = ("a", "b")
+MEASURE = "time of the steps that decode, by sequence; ratio: b's time over a's"
 NEAR = 1e-9
 """Floats agree up to this share: they went through the same formula, perhaps in another order."""
 
@@ -47,7 +50,7 @@ def certificate(board: Board, ours: Entry, theirs: Entry) -> dict[str, Any]:
         "kind": KIND,
         "schema": SCHEMA,
         "claim": {"a": ours.name, "b": theirs.name, "a_is": ahead.verdict},
-        "measure": "time of the steps that decode, by sequence; ratio: b's time over a's",
+        "measure": MEASURE,
         "board": board.title,
         "trace_sha256": ours.row["trace_sha256"],
         "conditions": digest(board.conditions),
@@ -123,6 +126,7 @@ def read_certificate(place: Path) -> dict[str, Any]:
 
 TEXT, NUMBER, NUMBERS, WORDS = "text", "a number above 0", "numbers from 0 on", "words"
 SECTION, LABELS, INTERVAL = "a section", "a section of texts", "two numbers above 0, or null"
+BOUND = "a number above 0, or null"
 SHAPE = {
     "claim": SECTION,
     "claim.a": TEXT,
@@ -145,6 +149,8 @@ RUN_SHAPE = {
     "decode_tokens": NUMBERS,
     "tokens_per_s": NUMBER,
     "makespan_s": NUMBER,
+    "lower_s": BOUND,
+    "at_most_faster": BOUND,
     "labels": LABELS,
 }
 
@@ -168,6 +174,8 @@ def _is(value: object, kind: str) -> bool:
         return isinstance(value, str) and value.isprintable()
     if kind == NUMBER:
         return _is_number(value) and value != 0
+    if kind == BOUND:
+        return value is None or _is(value, NUMBER)
     if kind == INTERVAL and value is None:
         return True
     if not isinstance(value, list) or not value:
@@ -202,6 +210,7 @@ def checks(found: Mapping[str, Any], rerun: bool) -> Iterator[Check]:
         yield from _check_origin(found["runs"][side], cells[side], side, rerun)
     yield _check_trace(found, cells)
     yield _check_conditions(found, cells)
+    yield _check_told(found, cells)
     for side in SIDES:
         yield from _check_sums(found["runs"][side], side)
     yield _check_pair(found)
@@ -292,6 +301,31 @@ def _check_conditions(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Ch
     return Check("both runs: the same work, model, machine and sequences", fault)
 
 
+def _check_told(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Check:
+    """Whether names, commands and the board's title say what the words say."""
+    what = "names, commands and title from the words"
+    for side, cell in cells.items():
+        run, name = found["runs"][side], found["claim"][side]
+        if run.get("command") != command_of(run["words"]):
+            return Check(what, f"{side}: {run.get('command')} is not {command_of(run['words'])}")
+        values = {word.partition("=")[2] for word in cell.words if word.split("=")[0] in PARTS}
+        known = {*cell.words, *cell.system.split(), *values}
+        if wrong := [word for word in name.split() if word not in known and word[0] != "#"]:
+            return Check(what, f"{side} is called {name}, but {wrong[0]} is none of its words")
+    config = cells["a"].config
+    try:
+        header = parse_header(
+            (trace_directory(str(config["trace"]["path"])) / "header.json").read_bytes()
+        )
+    except (OSError, ValueError) as error:
+        return Check(what, str(error))
+    model, machine = make_model(config).name, make_hardware(config).title
+    title = title_of(header.name, config["trace"]["split"], len(found["sequences"]), model, machine)
+    if not found["board"].startswith(title):
+        return Check(what, f"the board is {found['board']}, not {title}..")
+    return Check(what, "" if found.get("measure") == MEASURE else f"the measure is not: {MEASURE}")
+
+
 def _check_sums(run: Mapping[str, Any], side: str) -> Iterator[Check]:
     """Whether a run's totals follow from its parts."""
     rate = sum(run["decode_tokens"]) / max(sum(run["decode_ns"]), 1) * 1e9
@@ -299,10 +333,12 @@ def _check_sums(run: Mapping[str, Any], side: str) -> Iterator[Check]:
         f"{side}: tokens/s from its sequences",
         "" if _near(rate, run["tokens_per_s"]) else f"{rate:.6g}, not {run['tokens_per_s']}",
     )
-    if (lower := run.get("lower_s")) is not None:
-        told, most = run["makespan_s"] / lower, run.get("at_most_faster")
+    lower, most = run.get("lower_s"), run.get("at_most_faster")
+    if (lower, most) != (None, None):
+        told = None if lower is None else run["makespan_s"] / lower
+        shown = "there is no bound" if told is None else f"{told:.6g}"
         yield Check(
-            f"{side}: distance to its bound", "" if _near(told, most) else f"{told:.6g}, not {most}"
+            f"{side}: distance to its bound", "" if _near(told, most) else f"{shown}, not {most}"
         )
 
 
@@ -334,9 +370,12 @@ def _check_rerun(found: Mapping[str, Any], side: str, cell: Cell) -> Check:
     row = run_cell("certificate", cell, "")
     if row["status"] != DONE:
         return Check(what, f"it is {row['status']}: {row['error']}")
-    certified = found["runs"][side]
-    if digest(json.loads(json.dumps(row_conditions(row)))) != found["conditions"]:
+    certified, conditions = found["runs"][side], row_conditions(row)
+    if digest(json.loads(json.dumps(conditions))) != found["conditions"]:
         return Check(what, "its sequences, bytes or machine are not the certificate's")
+    title = bytes_in("", conditions["bytes for experts"])
+    if found["board"].rpartition(", ")[2] != title:
+        return Check(what, f"it has {title}, the certificate's board {found['board']}")
     labels = labels_in(json.loads(row["summary"])).row()
     for name, value in {**_numbers(row), "labels": labels}.items():
         if not _near(value, certified.get(name)):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from sim.answers.comparison import row_conditions
-from sim.reproduce.keys import code_digest, digest, files_digest, foreign_files, target_modules
 from sim.results.coverage import Coverage, coverage_at
 from sim.results.intervals import Floats
 from sim.results.labels import Labels, labels_in
@@ -23,6 +22,7 @@ from sim.results.overview import kind_of
 from sim.results.paired import Paired, paired, paired_all
 from sim.study.cells import Cell
 from sim.study.rows import AXIS, DONE, Row
+from sim.values.code import code_digest, digest, files_digest, foreign_files, target_modules
 from sim.values.units import GIB
 from sim.verbs.names import nearest
 
@@ -60,6 +60,21 @@ def check_entrant(name: str, cells: Iterable[Cell]) -> None:
         raise ValueError(
             f"against={name} is no entrant{nearest(name, known) or '; moelab list policies has them'}"
         )
+
+
+def command_of(words: Iterable[str]) -> str:
+    """The command of a run of these words."""
+    return " ".join(["moelab run", *map(shlex.quote, words)])
+
+
+def title_of(trace: str, split: str, sequences: int, model: str, hardware: str) -> str:
+    """The beginning of a board's title: its work and its machine."""
+    return f"{trace} ({split}, {sequences} sequences), {model} on {hardware}, "
+
+
+def bytes_in(title_begins: str, budget: int) -> str:
+    """A board's title, from its beginning and its bytes for experts."""
+    return f"{title_begins}{budget / GIB:.3g} GiB for experts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +121,7 @@ class Entry:
     @property
     def command(self) -> str:
         """What runs it again and prints its numbers."""
-        return " ".join(["moelab run", *map(shlex.quote, self.words)])
+        return command_of(self.words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +190,10 @@ def _board(conditions: Mapping[str, Any], entries: Sequence[Entry]) -> Board:
     summary = ranked[0].summary
     trace, budget = summary["trace"], conditions["bytes for experts"]
     tokens = np.array(ranked[0].row["decode_tokens"], np.float64)
-    title = (
-        f"{trace['name']} ({trace['split']}, {trace['sequences']} sequences), {summary['model']} on"
-        f" {summary['hardware']}, {budget / GIB:.3g} GiB for experts"
+    begins = title_of(
+        trace["name"], trace["split"], trace["sequences"], summary["model"], summary["hardware"]
     )
-    return Board("", title, conditions, tuple(ranked), coverage_at(tokens))
+    return Board("", bytes_in(begins, budget), conditions, tuple(ranked), coverage_at(tokens))
 
 
 def _told_apart(entries: Sequence[Entry]) -> list[Entry]:

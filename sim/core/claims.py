@@ -242,6 +242,17 @@ class Claims:
             return not self.staging.is_full or self.staging.first_but(self.protection.pins) >= 0
         return self.protection.could_claim(transfer.key)
 
+    def require_moved(self, key: int, moved_bytes: int) -> int:
+        """The bytes that the payload names; raise ValueError for fewer than its access may move."""
+        least = 1 if self.payload.partial else self._key_bytes[key]
+        if moved_bytes < least:
+            raise ValueError(
+                f"{type(self.payload).__name__} moves {moved_bytes} of the {self._key_bytes[key]} B of"
+                f" {self.geometry.name_of(key)}; it must move at least {least}"
+                + ("" if self.payload.partial else ", or say partial = True")
+            )
+        return moved_bytes
+
     def _evict(self, victims: Sequence[int]) -> None:
         state, cache = self.state, self.cache
         for victim in victims:

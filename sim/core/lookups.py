@@ -248,11 +248,11 @@ class Lookups(Prefetches):
         """
         payload, transfer = self.payload, self._transfer_of[key]
         if outcome == MISS:
-            return payload.moved_bytes(key, gate, place)
+            return self.require_moved(key, payload.moved_bytes(key, gate, place))
         if not transfer.partial:
             return 0
         if outcome == PROMOTED:
-            transfer.moved_bytes = payload.moved_bytes(key, gate, place)
+            transfer.moved_bytes = self.require_moved(key, payload.moved_bytes(key, gate, place))
             transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
             transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
             return 0

@@ -146,6 +146,8 @@ class Slots:
             return ()
         victim = next(self.cache.victims(pool, key, self.blocked), -1)
         if victim >= 0 and free + self.slot_bytes[victim] >= 0:
+            if self.blocked[victim] or self.state[victim] > UNUSED or self.pool_of[victim] != pool:
+                raise self._wrong(victim, pool, self.blocked)
             self.free_bytes[pool] = free + self.slot_bytes[victim]
             return (victim,)
         if victim < 0 and not must:
@@ -172,11 +174,41 @@ class Slots:
         for blocked in (self.blocked, self.pinned) if must else (self.blocked,):
             for victim in self.cache.victims(pool, key, blocked):
                 if victim not in taken:
+                    self._require(victim, pool, blocked)
                     taken.append(victim)
                     free += self.slot_bytes[victim]
                     if free >= 0:
                         return taken
         return None
+
+    def _require(self, victim: int, pool: int, blocked: bytearray) -> None:
+        """Raise ValueError unless the pool's policy may name this key."""
+        if (
+            not 0 <= victim < len(blocked)
+            or blocked[victim]
+            or self.state[victim] > UNUSED
+            or self.pool_of[victim] != pool
+        ):
+            raise self._wrong(victim, pool, blocked)
+
+    def _wrong(self, victim: int, pool: int, blocked: bytearray) -> ValueError:
+        """Why the policy may not name this key. A run would count hits that no cache can have."""
+        if not 0 <= victim < len(blocked):
+            what = f"key {victim}, and keys are from 0 to {len(blocked) - 1}"
+        else:
+            why = (
+                "is blocked: it is needed, or forecast"
+                if blocked[victim]
+                else "is not resident"
+                if self.state[victim] > UNUSED
+                else f"is of pool {self.pool_of[victim]}, not {pool}"
+            )
+            what = f"{self.geometry.name_of(victim)}, which {why}"
+        return ValueError(
+            f"{type(self.cache).__name__} names as a victim {what}. `victims` must name the resident"
+            " keys of the pool that are not blocked, each once; pytest"
+            " tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
+        )
 
     def release(self, key: int) -> None:
         """Give back the bytes of a claim, or of a key that is evicted without one."""
@@ -194,6 +226,7 @@ class Slots:
                     break
                 for victim in self.cache.victims(pool, -1, blocked):
                     if victim not in gone:
+                        self._require(victim, pool, blocked)
                         gone.append(victim)
                         free += self.slot_bytes[victim]
                         if free >= 0:

@@ -19,6 +19,7 @@ from sim.reproduce.measured import Measured, measure
 from sim.reproduce.roles import Paper
 from sim.study.cells import make_cell
 from sim.study.plan import Plan
+from sim.values.code import files_digest
 from sim.values.places import CONF
 
 OWN = ("trace", "timing", "calibrated")
@@ -67,7 +68,7 @@ class Job:
 
     def known(self, folder: Path) -> Path:
         """The file that holds the key of the result; its name follows from the arm's words."""
-        fits = [keys.files_digest(path.parent.iterdir()) for path in self.fits.values()]
+        fits = [files_digest(path.parent.iterdir()) for path in self.fits.values()]
         timing = asdict(self.timing) if self.timing else None
         return folder / "known" / keys.wide_key(self.arm.words, self.digest, timing, fits)
 
@@ -160,7 +161,7 @@ def _give_fit(predictor: dict[str, Any], fits: Mapping[str, Path]) -> str | None
         target = OmegaConf.load(CONF / "predictor" / f"{option}.yaml")._target_
         if get_class(str(target)) is get_class(str(predictor["_target_"])):
             predictor["artefact"] = str(path)
-            return keys.files_digest(path.parent.iterdir())
+            return files_digest(path.parent.iterdir())
     return None
 
 

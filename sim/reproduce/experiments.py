@@ -20,7 +20,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from sim.process.orphans import leave_with_parent
-from sim.reproduce import arms, keys
+from sim.reproduce import arms
 from sim.reproduce.arms import Arm, ArmError, Job, expand
 from sim.reproduce.identities import model
 from sim.reproduce.measured import Measured, trace_in
@@ -32,6 +32,7 @@ from sim.results.labels import Labels, from_row, synthetic_label
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.header import parse_header, trace_sha256
+from sim.values import code
 from sim.values.places import CONF, PRESETS, ROOT
 
 CLOSED = ("stacked_gates", "whole_decoder_over_compute")
@@ -263,7 +264,7 @@ def _command(module: str, *words: str) -> None:
 @cache
 def _synthesis_digest() -> str:
     presets = [path for path in PRESETS.glob("**/*.*") if path.suffix != ".pyc"]
-    return keys.digest(keys.code_digest("capture.synthesize"), keys.files_digest(presets))[:12]
+    return code.digest(code.code_digest("capture.synthesize"), code.files_digest(presets))[:12]
 
 
 @cache
@@ -273,8 +274,8 @@ def _fit_digest(option: str) -> str:
     The trace need not count: fits lie in a folder beside their trace.
     """
     path = CONF / "predictor" / f"{option}.yaml"
-    modules = keys.target_modules(OmegaConf.to_container(OmegaConf.load(path)))
-    return keys.digest(keys.code_digest("sim.fit", *sorted(modules)), keys.files_digest([path]))[
+    modules = code.target_modules(OmegaConf.to_container(OmegaConf.load(path)))
+    return code.digest(code.code_digest("sim.fit", *sorted(modules)), code.files_digest([path]))[
         :12
     ]
 
@@ -283,7 +284,7 @@ def _trace_digest(place: Path) -> str:
     """A digest of a trace's header and files, without the date on which it was made."""
     data = (place / "header.json").read_bytes()
     header = {name: value for name, value in json.loads(data).items() if name != "created"}
-    return keys.digest(header, trace_sha256(parse_header(data)))
+    return code.digest(header, trace_sha256(parse_header(data)))
 
 
 # ---- outcomes

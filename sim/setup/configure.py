@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.values.places import CONF
+from sim.values.places import CONF, name_of
 
 MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
 SURROUNDINGS = ("hardware", "devices", "model", "trace", "workload")
@@ -45,9 +47,26 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
         raise ValueError(" ".join(kept)) from None
     finally:
         GlobalHydra.instance().hydra = running
+    check_hidden(whole.hydra)
     chosen = whole.hydra.runtime.choices.get("system")
     cfg = DictConfig({name: value for name, value in whole.items() if name != "hydra"})
     return cfg, system_name(chosen, overrides)
+
+
+def check_hidden(hydra: Any) -> None:
+    """Raise ValueError for a chosen file of somebody's own that is not read, because one of
+    ``conf/`` has its name: Hydra looks there first. ``hydra``: the part of a configuration that is
+    Hydra's.
+    """
+    for folder in hydra.searchpath:
+        for key, name in hydra.runtime.choices.items():
+            file = Path(key.partition("@")[0]) / f"{name}.yaml"
+            own, shipped = Path(folder.removeprefix("file://")) / file, CONF / file
+            if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
+                raise ValueError(
+                    f"{own} is not read: {name_of(shipped)} has the same name and comes first;"
+                    f" rename yours, and choose it by that name ({file.parent}=NAME)"
+                )
 
 
 def system_name(chosen: str | None, overrides: Iterable[str]) -> str:

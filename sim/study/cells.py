@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from os.path import isfile
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -24,7 +26,8 @@ from sim.setup.own_gates import with_gates
 from sim.study.composing import compose_plainly
 from sim.study.plan import Plan, Values, nearest
 from sim.traces.header import parse_header, trace_sha256
-from sim.values.places import CONF
+from sim.values.code import files_digest, foreign_files
+from sim.values.places import ASSETS, CONF
 from sim.values.version import VERSION
 
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
@@ -101,10 +104,30 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
 
 
 def cell_key(config: Mapping[str, Any], system: str, sha256: str | None) -> str:
-    """The digest of all that a run's numbers depend on, the program's version included."""
+    """The digest of all that a run's numbers depend on, the program's version included.
+
+    Classes of somebody's own, and files that the configuration names, count by their bytes.
+    """
     kept = {name: value for name, value in config.items() if name not in NOT_IN_KEY}
-    text = json.dumps([VERSION, sha256, system, kept], sort_keys=True)
+    files = [*foreign_files(kept), *_files_named(kept)]
+    own = [files_digest(files)] if files else []
+    text = json.dumps([VERSION, sha256, system, kept, *own], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+
+
+def _files_named(config: object) -> Iterator[Path]:
+    """The files whose paths stand in nested values: fits, arrivals, requests. What is bundled is a
+    part of the version.
+    """
+    if isinstance(config, Mapping):
+        config = list(config.values())
+    if isinstance(config, list | tuple):
+        for value in config:
+            yield from _files_named(value)
+    elif isinstance(config, str) and "." in config and isfile(config):
+        path = Path(config).absolute()
+        if not path.is_relative_to(ASSETS):
+            yield path
 
 
 @cache

@@ -150,8 +150,30 @@ def overview_of(rows: Iterable[Row]) -> Overview:
             refused.append(Refused(row["overrides"], failed + row["error"]))
             continue
         times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
-        done.append(Done(json.loads(row["summary"]), tuple(row["overrides"].split()), times))
+        done.append(Done(json.loads(row["summary"]), words_of(row["overrides"]), times))
     return overview(done, refused)
+
+
+def words_of(overrides: str) -> tuple[str, ...]:
+    """The words of a row's overrides: blanks inside of brackets and quotes part none, where all
+    are closed.
+
+    >>> words_of("system=lru +a.b={_target_: C, c: [1, 2]} d='e f'")
+    ('system=lru', '+a.b={_target_: C, c: [1, 2]}', "d='e f'")
+    """
+    words, depth, quote = [""], 0, ""
+    for one in overrides:
+        if quote:
+            quote = "" if one == quote else quote
+        elif one in "'\"":
+            quote = one
+        else:
+            depth += (one in "[{(") - (one in ")}]")
+        if one == " " and depth <= 0 and not quote:
+            words.append("")
+        else:
+            words[-1] += one
+    return tuple(overrides.split() if depth or quote else filter(None, words))
 
 
 def _at(summary: Mapping[str, Any], name: str) -> Any:

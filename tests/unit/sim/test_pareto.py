@@ -43,7 +43,8 @@ def _summary(
     lossy = "lossy (somehow)" if low or slots[0] != "fp16" else None
     return {
         "system": system,
-        "trace": {"name": "t"},
+        "trace": {"name": "t", "sequences": 4},
+        "contracts": {"batching": "sequential", "together": 1},
         "labels": {"lossy": lossy, **labels},
         "overrides": [],
         "model": "m",
@@ -53,6 +54,22 @@ def _summary(
         "ci95": {"decode_tokens_per_s": [speed - 1, speed + 1]},
         "quality_proxy": {"low_share": low, "skip_share": 0.0},
     }
+
+
+def test_runs_of_other_work_have_a_front_of_their_own_and_say_what_differs() -> None:
+    """Four sequences at once decode more tokens a second than one does; the system is the same."""
+    one, four = _summary("lru", 3.0), _summary("lru", 5.0)
+    four["contracts"] = {"batching": "continuous", "together": 4}
+    points = join([one, four], [])
+    assert mark(points) == [True, True]
+    assert [point.system for point in points] == [
+        "lru (batching sequential, together 1)",
+        "lru (batching continuous, together 4)",
+    ]
+    assert mark(join([one, _summary("lru", 5.0)], [])) == [False, True]
+    alone = join([one, four], [_quality("hobbit", 0.01)])[2]
+    assert (alone.system, alone.work) == ("hobbit", {})
+    assert join([one], [_quality("hobbit", 0.01)])[1].work == points[0].work
 
 
 def _quality(system: str, loss: float, loop: str = "closed", speed: float = 5.0) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from sim.versus import (
 
 BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
 GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}
+MORE = {"base": [*BASE, "bounds=max"], "grid": {**GRID, "cache": ["lru"]}}
 OTHERS = [
     ["system=lru", "trace.split=fit"],
     ["system=lru", "hardware=rtx3090_pcie4"],
@@ -135,6 +136,33 @@ def test_what_cannot_be_told_is_refused(
     assert "no finished cell is of fate; there are: hobbit, lru" in unknown
     assert "no recorded cells" in empty
     assert "name a study's folder and a system" in few
+
+
+def test_a_study_that_went_on_with_another_word_names_the_word_that_tells_its_cells_apart(
+    dataset: Path, tmp_path: Path
+) -> None:
+    """``bounds`` is no condition: both cells stand in one group, and have one name."""
+    shutil.copytree(dataset, tmp_path / "x")
+    cells = [cell for cell in plan_cells(make_plan("x", MORE, "x.yaml")) if cell.axes]
+    with Dataset(tmp_path / "x", {}, lambda _: None) as kept:
+        for cell in cells:
+            kept.add(run_cell("x", cell, ""))
+    with pytest.raises(ValueError, match=r"lru cache=lru; lru cache=lru bounds=max; .*also=WORD"):
+        versus(rows_with(tmp_path / "x", "budget.resident_share=0.25"), "lru cache=lru")
+    words = "bounds=max", "budget.resident_share=0.25"
+    (group,) = versus(rows_with(tmp_path / "x", *words), "lru cache=lru").groups
+    assert len(group.sides) == 1
+
+
+def test_of_cells_of_the_same_words_the_last_recorded_holds(dataset: Path, tmp_path: Path) -> None:
+    """Its key is another one where a policy of one's own was edited."""
+    shutil.copytree(dataset, tmp_path / "x")
+    first = read_rows(dataset)[0]
+    with Dataset(tmp_path / "x", {}, lambda _: None) as kept:
+        kept.add({**first, "key": "of the edited policy", "hit_ratio": 0.5})
+    rows = read_rows(tmp_path / "x")
+    assert len(rows) == len(read_rows(dataset))
+    assert [row["hit_ratio"] for row in rows if row["overrides"] == first["overrides"]] == [0.5]
 
 
 def test_the_table_is_printed_for_each_budget(

@@ -189,7 +189,8 @@ def test_runs_are_of_the_same_work_and_as_many_sequences(
         ({}, ["", ""]),
         ({"tokens_per_s": 2.0}, ["2.5e+08, not 2.0", ""]),
         ({"at_most_faster": 1.4}, ["", "1.5, not 1.4"]),
-        ({"lower_s": None}, [""]),
+        ({"lower_s": None}, ["", "there is no bound, not 1.5"]),
+        ({"lower_s": None, "at_most_faster": None}, [""]),
         ({"decode_ns": [0, 0], "tokens_per_s": 5e9}, ["", ""]),
     ],
 )

@@ -79,6 +79,12 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "the code": (change("runs", "b", "code", value="0" * 24), "rerun=yes shows whether"),
     "the trace": (change("trace_sha256", value="0" * 64), "as was certified"),
     "sequences": (change("sequences", value=[1, 2]), "of 2"),
+    "who it is of": (change("claim", "a", value="my_policy"), "my_policy is none of its words"),
+    "its machine": (change("board", value="gpt-oss-120b on H100"), "rtx4090_pcie4, .."),
+    "a command": (change("runs", "a", "command", value="moelab run system=fate"), "is not moelab"),
+    "what is measured": (change("measure", value="quality"), "the measure is not: time of"),
+    "a bound that is gone": (change("runs", "b", "lower_s", value=None), "there is no bound, not"),
+    "no time": (change("runs", "a", "decode_tokens", value=[0] * 4), "coverage is None, not"),
 }
 
 
@@ -106,6 +112,10 @@ def test_labels_and_bytes_are_found_by_a_rerun(whole: dict[str, Any]) -> None:
     found = faults(content, rerun=True)
     assert "labels" in found["a: run again"] or "bytes" in found["a: run again"]
     content["conditions"] = whole["conditions"]
+    content["board"] = content["board"].replace("21 GiB", "1 GiB")
+    found = faults(content, rerun=True)
+    assert "it has 21 GiB for experts, the certificate's board" in found["b: run again"]
+    content["board"] = whole["board"]
     assert "labels" in faults(content, rerun=True)["a: run again"]
 
 
@@ -136,6 +146,11 @@ def test_a_trace_with_altered_bytes_is_found(
         (change("runs", "a", "decode_ns", "0", value=-1), "runs.a.decode_ns must be numbers"),
         (change("runs", "a", "decode_ns", value="x"), "runs.a.decode_ns must be numbers"),
         (change("runs", "b", value=[]), "runs.b must be a section"),
+        (
+            change("runs", "b", "lower_s", value=0),
+            "runs.b.lower_s must be a number above 0, or null",
+        ),
+        (change("runs", "b", "at_most_faster", value="x"), "must be a number above 0, or null"),
         (change("pair", "ratio", value=float("nan")), "pair.ratio must be a number"),
         (change("claim", "a", value="\x1b[2J"), "claim.a must be text"),
         (change("runs", "a", "labels", value={"lossy": 3}), "runs.a.labels must be"),

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from sim.reproduce import arms, experiments, keys, measured
+from sim.reproduce import arms, experiments, measured
 from sim.reproduce.arms import Arm, ArmError
 from sim.reproduce.experiments import Outcome, Point, Runner, arms_of, outcome, points_of
 from sim.reproduce.measures import MEASURES, TRACE_MEASURES
 from sim.reproduce.roles import Claim, Experiment, Paper
 from sim.reproduce.rules import Value
 from sim.results.labels import Labels
+from sim.values import code
 from sim.values.places import ROOT
 
 TRACES: dict[str, dict[str, Any]] = {
@@ -183,7 +184,7 @@ def test_a_commands_own_output_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> 
 def test_digests_are_of_the_code_the_options_and_the_trace_but_not_its_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "code_digest", lambda *modules: ",".join(modules))
+    monkeypatch.setattr(code, "code_digest", lambda *modules: ",".join(modules))
     monkeypatch.setattr(experiments, "PRESETS", tmp_path)
 
     def synthesis() -> str:

@@ -21,10 +21,12 @@ import pytest
 from sim.reproduce import keys
 from sim.reproduce.arms import Arm, Job, composed
 from sim.reproduce.experiments import Runner
-from sim.reproduce.keys import Code, narrow_key
+from sim.reproduce.keys import narrow_key
 from sim.reproduce.roles import load_paper
 from sim.study.cells import make_cell
 from sim.study.plan import Plan
+from sim.values import code as codes
+from sim.values.code import Code
 from sim.values.places import ROOT
 
 FILES = {
@@ -163,7 +165,9 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
         " None)\nprint(json.dumps([name for name in sys.modules if name.split('.')[0] in ('sim',"
         " 'capture', 'real')]))"
     )
-    exports = {name: keys.OWN.exports(name) for name in ("sim.policies", "sim.machine", "sim.core")}
+    exports = {
+        name: codes.OWN.exports(name) for name in ("sim.policies", "sim.machine", "sim.core")
+    }
     assert all(exports.values())
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(exports)],
@@ -174,7 +178,7 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
     )
     loaded = set(json.loads(done.stdout)) - exports.keys()
     assert {"sim.engine.engine", "sim.reproduce.always_wrong"} <= loaded
-    assert loaded <= keys.OWN.reached(["sim.reproduce.measured", *keys.target_modules(config)])
+    assert loaded <= codes.OWN.reached(["sim.reproduce.measured", *codes.target_modules(config)])
 
 
 def test_what_composes_to_the_same_run_is_not_run_again_and_a_lost_result_is(
@@ -214,13 +218,13 @@ def test_a_digest_is_of_parts_in_order_and_one_of_files_of_names_sizes_and_bytes
 ) -> None:
     """The first 24 digits of the sha256 of ``[1, {"a": 2, "b": 1}]``."""
     told = b'[1, {"a": 2, "b": 1}]'
-    assert keys.digest(1, {"b": 1, "a": 2}) == hashlib.sha256(told).hexdigest()[:24]
+    assert codes.digest(1, {"b": 1, "a": 2}) == hashlib.sha256(told).hexdigest()[:24]
     (tmp_path / "b").write_bytes(b"xyz")
     (tmp_path / "a").write_bytes(b"")
-    found = keys.files_digest([tmp_path / "b", tmp_path / "a"])
+    found = codes.files_digest([tmp_path / "b", tmp_path / "a"])
     assert found == hashlib.sha256(b"a 0 b 3 xyz").hexdigest()[:24]
-    assert re.fullmatch(r"python 3\.\d+ numpy [\d.]+ polars [\d.]+ simpy [\d.]+", keys.versions())
-    assert keys.versions().startswith(f"python {sys.version_info[0]}.{sys.version_info[1]} ")
+    assert re.fullmatch(r"python 3\.\d+ numpy [\d.]+ polars [\d.]+ simpy [\d.]+", codes.versions())
+    assert codes.versions().startswith(f"python {sys.version_info[0]}.{sys.version_info[1]} ")
 
 
 EXPORTS = {
@@ -275,18 +279,46 @@ def test_classes_are_found_at_any_depth_and_those_of_others_by_their_files(
         "b": {"c": {"_target_": "builtins.dict"}, "d": "sim.x"},
     }
     names = {"sim.policies.LRU", "of_somebody.Cache", "gone.away.Cache", "builtins.dict"}
-    assert keys.targets(config) == names
-    assert keys.target_modules(config) == {"sim.policies.recency"}
-    found = keys.foreign_files(config)
-    assert found[-1] == tmp_path / "of_somebody.py"
-    assert len(found) == 2, "what is built in has a name for its file, and what is gone has none"
+    assert codes.targets(config) == names
+    assert codes.target_modules(config) == {"sim.policies.recency"}
+    found = codes.foreign_files(config)
+    assert found == [tmp_path / "of_somebody.py"], "what is built in or gone has no file to read"
+
+
+def test_a_class_of_somebodys_package_brings_the_modules_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "of_a_group/__init__.py": "from of_a_group.inner.cache import Cache\n",
+        "of_a_group/inner/cache.py": "import numpy\nfrom ..score import worth\nimport beside_it\n",
+        "of_a_group/score.py": "worth = 1\n",
+        "of_a_group/other.py": "",
+        "beside_it.py": "",
+        "not_reached.py": "",
+        "without_init/deep.py": "class Cache: ...\n",
+        "of_a_slip.py": "class Cache(\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def found(target: str) -> set[str]:
+        paths = codes.foreign_files({"cache": {"_target_": target}})
+        return {str(path.relative_to(tmp_path)) for path in paths}
+
+    reached = {"of_a_group/inner/cache.py", "of_a_group/score.py", "beside_it.py"}
+    assert found("of_a_group.Cache") == reached
+    assert found("of_a_group.inner.cache.Cache") == reached
+    assert found("without_init.deep.Cache") == {"without_init/deep.py"}
+    assert found("of_a_slip.Cache") == {"of_a_slip.py"}, "its run says what is wrong with it"
 
 
 def test_the_wide_key_is_of_words_trace_timing_fits_and_all_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keys, "wide_sources", lambda: "all")
-    assert keys.wide_key(("a=1",), "t", None, ["f"]) == keys.digest(
+    assert keys.wide_key(("a=1",), "t", None, ["f"]) == codes.digest(
         ["a=1"], "t", None, ["f"], "all"
     )
 
@@ -295,13 +327,13 @@ def test_sources_are_all_of_the_simulator_and_of_this_package_what_its_runs_reac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(keys.OWN, "own_digest", lambda name: name)
-    monkeypatch.setattr(keys.OWN, "reached", set)
+    monkeypatch.setattr(codes.OWN, "own_digest", lambda name: name)
+    monkeypatch.setattr(codes.OWN, "reached", set)
     monkeypatch.setattr(keys, "digest", lambda *parts: told.append(parts) or "digest")
     monkeypatch.setattr(keys, "files_digest", lambda files: sorted(path.name for path in files))
     assert keys.wide_sources.__wrapped__() == "digest"
     ((versions, code, files),) = told
-    assert versions == keys.versions()
+    assert versions == codes.versions()
     names = [name for name, _ in code]
     assert [digest for _, digest in code] == names == sorted(names)
     assert {"sim.engine.engine", "sim.report"} <= {*names}

@@ -127,3 +127,10 @@ def test_the_tails_that_are_drawn_and_the_same_answer_again() -> None:
     assert found == coverage_at(lengths, 50, 1) != coverage_at(lengths, 50, 2)
     assert isinstance(found, Coverage)
     assert (found.trials, found.lowest < found.highest) == (50, True)
+
+
+def test_sequences_that_took_no_time_are_none_to_cover() -> None:
+    """A leaderboard of four sequences of which one decodes."""
+    assert coverage_at(np.array([5.0, 0.0, 0.0, 0.0]), trials=50) is None
+    assert coverage_at(np.zeros(4), trials=50) is None
+    assert coverage_at(np.array([5.0, 0.0, 3.0]), trials=50) is not None

@@ -15,6 +15,7 @@ from sim.setup.build import build
 from sim.setup.configure import changes, configure, system_name
 from sim.setup.execute import execute
 from sim.setup.sections import make_object
+from sim.values.places import CONF, ROOT
 
 OVERRIDES = (
     "system=hobbit",
@@ -113,3 +114,31 @@ def test_only_what_surrounds_a_system_and_is_not_so_anyway_is_a_change(
     words: list[str], changed: list[str]
 ) -> None:
     assert changes(words) == changed
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_file_of_ones_own_that_one_of_conf_hides_is_refused(scheme: str, tmp_path: Path) -> None:
+    """Hydra looks in ``conf/`` first, so what was changed in a copy would change nothing."""
+    shipped = CONF / "hardware" / "rtx4090_pcie4.yaml"
+    own = tmp_path / "hardware" / shipped.name
+    own.parent.mkdir()
+    own.write_bytes(shipped.read_bytes())
+    words = "system=lru", f"hydra.searchpath=[{scheme}{tmp_path}]"
+    configure(*words)  # a copy that is not changed says the same
+    own.write_text(shipped.read_text().replace("31.5", "3.15"), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"is not read: conf/hardware/rtx4090_pcie4\.yaml has the same"
+    ):
+        configure(*words)
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", *words, f"output_dir={tmp_path}/run"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {own} is not read: conf/hardware/rtx4090_pcie4.yaml")
+    configure("hardware=gb10", *words)
+    own.rename(own.with_name("mine.yaml"))
+    assert configure("hardware=mine", *words)[0].hardware.links.pcie.peak_gb_per_s == 3.15

@@ -117,3 +117,22 @@ def test_an_overview_has_the_times_of_what_is_done_and_the_reasons_of_the_others
     )
     assert [one.decode_ns for one in others] == [None, None]
     assert refused == [Refused("a=3", "no room"), Refused("a=4", "it failed: died")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("system=lru", "cache.shares=[0.9,0.1]"),
+        ("+hardware.links.nvme.page_cache={_target_: a.Pages, capacity_gib: 8}", "seed=1"),
+        ("a=[[1, 2], [3, 4]]", "b=f(1, 2)", "c='it is (so'", 'd="x y"', "e=z"),
+    ],
+)
+def test_a_row_gives_its_words_back_with_the_blanks_that_are_inside(words: tuple[str, ...]) -> None:
+    """A study's table called a system after the second half of a section with blanks."""
+    assert rows.words_of(" ".join(words)) == words
+
+
+def test_what_is_never_closed_parts_at_blanks() -> None:
+    assert rows.words_of("trace.path=it's system=lru") == ("trace.path=it's", "system=lru")
+    assert rows.words_of("a=[1 b=2") == ("a=[1", "b=2")

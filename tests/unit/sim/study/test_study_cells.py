@@ -5,6 +5,7 @@ They are the same as hydra's, and the same configurations have the same keys.
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,30 @@ def test_the_key_changes_with_the_trace_and_the_version(monkeypatch: pytest.Monk
     assert cells.cell_key(config, "lru", "abd") != one
     monkeypatch.setattr(cells, "VERSION", "another")
     assert cells.cell_key(config, "lru", "abc") != one
+
+
+# Contracts: C133
+def test_the_key_changes_with_a_class_of_ones_own_and_with_a_file_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the same words would go on with the results of a policy or a fit that is no more."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    own, arrivals = tmp_path / "my_edited_cache.py", tmp_path / "arrivals.txt"
+    own.write_text("from sim.policies import LRU\n\n\nclass Mine(LRU): ...\n", encoding="utf-8")
+    arrivals.write_text("0\n1\n", encoding="utf-8")
+    importlib.invalidate_caches()
+
+    def key() -> str:
+        words = "system=lru", "cache._target_=my_edited_cache.Mine"
+        return make_cell(plan(*words, "workload.arrivals_s=arrivals.txt"), {}).key
+
+    first = key()
+    assert key() == first
+    own.write_text(own.read_text(encoding="utf-8") + "\nTIMES = 2\n", encoding="utf-8")
+    edited = key()
+    arrivals.write_text("0\n2\n", encoding="utf-8")
+    assert len({first, edited, key()}) == 3
 
 
 def test_a_machine_may_be_called_so_in_every_part_of_a_study() -> None:

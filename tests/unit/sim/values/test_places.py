@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.reproduce.keys import files_digest
 from sim.values import places
+from sim.values.code import files_digest
 
 
 @pytest.fixture
