@@ -14,6 +14,7 @@ class NoPrediction(Predictor):
     """Nothing is forecast."""
 
     silent = True
+    reach = 0
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         return ()

@@ -276,6 +276,9 @@ def refused_together(cfg: DictConfig) -> str | None:
     """The pairs of mechanisms that no run can have (contracts C140 to C142), as what the
     refusal says.
     """
+    knows_its_reach = cfg.predictor._target_.rpartition(".")[2] in ("ExpectedNeeds", "NoPrediction")
+    if cfg.loader.prefetch_budget == "in_time" and not knows_its_reach:
+        return "in_time needs a predictor that says how far ahead it forecasts"
     several, sends = (
         cfg.precision.keys() >= {"high", "low"},
         get_class(cfg.precision._target_).reroutes,

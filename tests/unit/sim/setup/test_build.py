@@ -11,6 +11,7 @@ import pytest
 
 from sim.machine.budget import Budget
 from sim.machine.durations import FixedDurations
+from sim.policies.predictors import NoPrediction
 from sim.process.shared import Shared
 from sim.setup import build as build_module
 from sim.setup.build import (
@@ -81,6 +82,8 @@ def test_what_arrives_in_time_is_not_known_of_a_predictor_without_a_reach() -> N
     workload: Any = Steps(PROMPT, TOKEN)
     with pytest.raises(ValueError, match=r"in_time needs .*predictor=expected_needs, or set"):
         counted_prefetches("in_time", None, workload, durations, GEOMETRY)
+    nobody = NoPrediction().reach
+    assert counted_prefetches("in_time", nobody, workload, durations, GEOMETRY) == 0
 
 
 def test_what_a_layer_takes_is_not_known_before_steps_that_depend_on_time() -> None:
