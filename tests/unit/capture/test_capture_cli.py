@@ -289,6 +289,7 @@ def replaced(arguments: list[str], **changes: Any) -> list[str]:
         ({"prompts": "absent.jsonl"}, "absent.jsonl: cannot be read"),
         ({"sequences": 6}, "needs 3 of each split, but only 2 prompts have split=fit"),
         ({"decode_tokens": 40}, "has 30 tokens, needs"),
+        ({"lookahead": 50}, "the sites of the model: no site lies further ahead"),
     ],
 )
 def test_wrong_inputs_exit_with_2_and_write_nothing(

@@ -389,3 +389,10 @@ def test_a_path_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.Monk
     assert read(verb_of("stats"), ["run=2", "./seed=3", "seed=3"]).places == ("run=2", "./seed=3")
     # A sweep makes folders of such names, and a run there means its words.
     assert not read(verb_of("run"), ["system=lru"]).places
+
+
+def test_steps_of_a_capture_are_fractions_as_its_help_prints_them() -> None:
+    needed = ["model=tiny/one", "prompts=heldout", "output_dir=new"]
+    steps = ["logits_step=1/32", "lookahead_step=1/28", "weights_step=1/8192"]
+    own = read(verb_of("capture"), [*needed, *steps]).own
+    assert [own[word.partition("=")[0]] for word in steps] == ["1/32", "1/28", "1/8192"]
