@@ -22,24 +22,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.results.labels import synthetic_label
-from sim.traces.trace import DECODE, PREFILL, Trace, read_trace
+from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace, read_trace
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
-PHASES = {"all": (PREFILL, DECODE), "decode": (DECODE,), "prompt": (PREFILL,)}
+PROMPT = (PREFILL, CHUNK)
+PHASES = {"all": (*PROMPT, DECODE), "decode": (DECODE,), "prompt": PROMPT}
 
 
 def load_of(trace: Trace, phase: str = "all") -> NDArray[np.int64]:
     """How many rows chose each expert, [layers of the model, experts].
 
     Padding counts for nothing. The model ends with its last layer of experts. Raise ValueError for
-    an encoder's trace, whose two stacks have the same layer numbers, and where no row is counted.
+    an encoder's trace, whose two stacks have the same layer numbers, for two sites of one layer, and
+    where no row is counted.
     """
     header = trace.header
     if header.encoder_sites:
         raise ValueError(
             f"trace {header.name} is of a model with an encoder, whose layers no engine's placement"
             " of experts numbers; name a trace of a decoder"
+        )
+    layers = [site.layer for site in header.sites]
+    if twice := [layer for layer in layers if layers.count(layer) > 1]:
+        raise ValueError(
+            f"trace {header.name} has {layers.count(twice[0])} sites in layer {twice[0]}, and the"
+            " file has one list for a layer; name a trace with one"
         )
     if header.prefill == "counts" and phase != "decode":
         raise ValueError(

@@ -24,6 +24,7 @@ from sim.process.printing import print_text
 from sim.traces.prefill import decoded_part
 from sim.traces.trace import Finding, ModelShape, Trace, TraceError, read_trace, write_findings
 from sim.values.places import CONF
+from sim.verbs.words import is_place
 
 MODELS = CONF / "model"
 NATIVE_TOP_K = "native_top_k"
@@ -86,8 +87,8 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, 1 when there is a serious finding, or 2 with one message on stderr when
     the input is wrong.
     """
-    paths = [argument for argument in arguments if "=" not in argument]
-    options = [argument for argument in arguments if "=" in argument]
+    paths = [argument for argument in arguments if is_place(argument, ("write",))]
+    options = [argument for argument in arguments if argument not in paths]
     if (
         len(paths) != 1
         or any(option not in ("write=true", "write=false") for option in options)

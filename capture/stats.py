@@ -45,6 +45,7 @@ from sim.results.outputs import own_folder
 from sim.traces.flags import check_flags
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import is_free
+from sim.verbs.words import is_place
 
 KEYS = ("output_dir", "overwrite", "phase", "exclude", "only", "seed")
 
@@ -64,16 +65,17 @@ class Arguments:
 
 def parse(arguments: Sequence[str]) -> Arguments:
     """Raise ValueError, with what is allowed, for the first argument that is wrong."""
-    traces = tuple(Path(argument) for argument in arguments if "=" not in argument)
-    given: dict[str, str] = {}
+    places = [argument for argument in arguments if is_place(argument, KEYS)]
+    traces, given = tuple(map(Path, places)), dict[str, str]()
     for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if equals and (key not in KEYS or key in given or not text):
+        if argument in places:
+            continue
+        key, _, text = argument.partition("=")
+        if key not in KEYS or key in given or not text:
             raise ValueError(
                 f"{argument!r} must be one of the known key=value, once: {', '.join(KEYS)}"
             )
-        if equals:
-            given[key] = text
+        given[key] = text
     if not traces:
         raise ValueError("give the directory of a trace, or of several")
     phase, only = (

@@ -147,6 +147,9 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"synthesize: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"synthesize: {error}; take fewer sequences or tokens", file=sys.stderr)
+        return 2
     print_text(console, _told(preset, reading, fit))
     shape = preset.shape
     print_text(

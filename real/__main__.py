@@ -24,12 +24,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from real.driver.loop import Driver
 from real.setup.execute import Result, lateness, measure, replay_driver
-from real.setup.prepare import Prepared, Request, prepare_replay, read_request
+from real.setup.prepare import Prepared, Request, check_words, prepare_replay, read_request
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
-from sim.setup.command import changed, compose_once, forget_made, output_folder, system_name
+from sim.setup.command import (
+    changed,
+    compose_once,
+    forget_made,
+    given,
+    output_folder,
+    system_name,
+)
 from sim.values.places import CONF
 
 
@@ -45,6 +52,7 @@ def main(cfg: DictConfig) -> None:
     console = Console(stderr=True)
     with ExitStack() as held:
         try:
+            check_words(cfg, given())
             request = read_request(cfg, system_name(), changed())
             held.enter_context(locked(output_dir))
             check_writable(output_dir)

@@ -43,6 +43,7 @@ from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
 from sim.study.rows import AXIS, DONE
+from sim.verbs.words import is_place
 
 OUTPUT_DIR = "outputs/quality_front"
 NOT_OURS = ("outputs=", "trace.split=")
@@ -351,7 +352,7 @@ def write(
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
-        if not words or "=" in words[0]:
+        if not words or not is_place(words[0]):
             raise ValueError(
                 "name a study's folder first: moelab real quality_front"
                 " outputs/studies/hobbit_front"

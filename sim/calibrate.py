@@ -64,6 +64,8 @@ from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
 STRATA = "strata"
+OF_LANES = ("load", "stall", "wall")
+"""Quantities that only a fit of lanes reads."""
 OF_COLUMNS = ("link", "model", "context", "rows", "routes", "lanes", "copy_gb_per_s")
 
 
@@ -98,6 +100,7 @@ def parse(arguments: Sequence[str]) -> Request:
     precision = given.get("precision", "fp16")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision} is unknown; known: {', '.join(PRECISIONS)}")
+    _check_used(given, columns, said.overrides)
     return Request(
         Path(given["log"]),
         columns,
@@ -111,9 +114,43 @@ def parse(arguments: Sequence[str]) -> Request:
         output,
         Path(given["routes"]) if given.get("routes") else None,
         int(given.get("lanes", "1")),
-        float(given["copy_gb_per_s"]) if "copy_gb_per_s" in given else None,
+        _rate("copy_gb_per_s", given["copy_gb_per_s"]) if "copy_gb_per_s" in given else None,
         said.overrides,
     )
+
+
+def _check_used(
+    given: Mapping[str, str], columns: Mapping[str, str], overrides: Sequence[str]
+) -> None:
+    """Raise ValueError for a word that would change nothing."""
+    if "routes" in given:
+        return
+    for key in ("lanes", "copy_gb_per_s"):
+        if key in given:
+            raise ValueError(f"{key}={given[key]} is of lanes, and needs routes=TRACE")
+    for kind, column in columns.items():
+        if UNITS[kind][0] in OF_LANES:
+            raise ValueError(f"columns: {kind}:{column} is of lanes, and needs routes=TRACE")
+    for key in ("precision", "context") if "model" not in given else ():
+        if key in given:
+            raise ValueError(
+                f"{key}={given[key]} is of a token's computing, and needs model=NAME and a column"
+                " compute_ms"
+            )
+    used = ("hydra", "hardware", *(["model"] if "model" in given else []))
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0].partition(".")[0] not in used:
+            raise ValueError(
+                f"{word} changes nothing that is fitted here; leave it out, or give routes=TRACE,"
+                " whose run it is of"
+            )
+
+
+def _rate(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key}={text} must be a number (GB/s)") from None
 
 
 def _columns(given: Mapping[str, str]) -> dict[str, str]:
@@ -192,6 +229,16 @@ def sections(request: Request) -> dict[str, Any]:
     return {str(name): part for name, part in parts.items()}
 
 
+def _link(request: Request, hardware: Hardware) -> str:
+    """The link that the log is about. Raise ValueError for one that the machine has not."""
+    link = request.link or hardware.link_names[0]
+    if link not in hardware.link_names:
+        raise ValueError(
+            f"link={link} is none of {hardware.name}'s: {', '.join(hardware.link_names)}"
+        )
+    return link
+
+
 def calibrate_lanes(request: Request) -> tuple[str, str]:
     """The text of the machine's file, and how far the tokens after the fitted ones are off.
 
@@ -209,6 +256,7 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
         )
     parts = sections(request)
     hardware, model = make_object(parts["hardware"]), make_object(parts["model"])
+    link = _link(request, hardware)
     fit = fit_lanes(log, rows, request.lanes, len(model.projection_bytes(request.precision)))
     memory = fit_memory(hardware, model, request.precision, request.context, fit.compute_ms)
     digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
@@ -217,7 +265,7 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
         [f"{what}: tokens 1 to {rows} are fitted."],
         base=request.base,
         name=request.name,
-        link=request.link or hardware.link_names[0],
+        link=link,
         memory=f"{memory:.6g}  # from the median token of {request.model}",
         copy_gb_per_s=request.copy_gb_per_s,
         source=f"{request.log.name} and its trace, {date.today().isoformat()}, by sim.calibrate",
@@ -261,11 +309,7 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
         raise ValueError(f"rows={rows}: {request.log.name} has {len(values['io'])}")
     parts = sections(request)
     hardware: Hardware = make_object(parts["hardware"])
-    link = request.link or hardware.link_names[0]
-    if link not in hardware.link_names:
-        raise ValueError(
-            f"link={link} is none of {hardware.name}'s: {', '.join(hardware.link_names)}"
-        )
+    link = _link(request, hardware)
     overhead_ms = hardware.links[hardware.link_names.index(link)].latency_ns / NS_PER_MS
     fit = fit_link(values, rows, overhead_ms)
     memory = None

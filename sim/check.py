@@ -49,6 +49,7 @@ from sim.process.progress import tracked
 from sim.traces.residency_log import ResidencyLog, read_log
 from sim.traces.trace import DECODE
 from sim.values.units import part_of
+from sim.verbs.words import is_place
 
 TRIED: Mapping[str, Sequence[str]] = {
     "initial": ("empty", "ascending"),
@@ -355,7 +356,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, int, list[Contract]]:
 
     Raise ValueError for the first argument that is wrong.
     """
-    if not arguments or "=" in arguments[0]:
+    if not arguments or not is_place(arguments[0]):
         raise ValueError(
             "the first argument must be LOG, the directory of an imported trace with a"
             " residency log"

@@ -33,6 +33,7 @@ from sim.results.labels import told
 from sim.results.run_log import RunLog
 from sim.setup.build import load_trace
 from sim.traces.trace import Trace
+from sim.verbs.words import is_place
 
 KEYS = ("layer", "site", "expert", "step")
 USAGE = "moelab explain RUN layer=3 expert=5 step=40 (or site=3)"
@@ -169,7 +170,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, int]]:
 
     Raise ValueError for the first argument that is wrong.
     """
-    if not arguments or "=" in arguments[0]:
+    if not arguments or not is_place(arguments[0]):
         raise ValueError(f"the first argument must be RUN, a run's output directory: {USAGE}")
     given: dict[str, int] = {}
     for argument in arguments[1:]:

@@ -98,6 +98,7 @@ def tokens_of(lines: Lines, refuse: Refuse) -> Tokens:
     site = np.searchsorted(np.array(lines.layers), lines.layer)
     found = Tokens(row, site, first)
     _check_each_once(lines, refuse, found)
+    _check_order(lines, refuse, first)
     return found
 
 
@@ -140,6 +141,22 @@ def _check_agree(lines: Lines, refuse: Refuse, name: str, row: Ints, first: Ints
         words = PHASE_NAMES if name == "phase" else {found: found, told: told}
         rule = f"must be {words[told]}, as in the token's first line"
         refuse(f"{lines.place(line)}, {name}", True, words[found], rule)
+
+
+def _check_order(lines: Lines, refuse: Refuse, first: Ints) -> None:
+    """Refuse tokens of a sequence whose positions do not rise in the order in which they run."""
+    by_sequence = first[np.argsort(lines.sequence[first], kind="stable")]
+    same = np.diff(lines.sequence[by_sequence]) == 0
+    falls = np.flatnonzero(same & (np.diff(lines.position[by_sequence]) < 0)) + 1
+    for at in falls[:1].tolist():
+        line, before = int(by_sequence[at]), int(by_sequence[at - 1])
+        order = "lines" if lines.step is None else "steps, then of their lines"
+        rule = (
+            f"must be above {lines.position[before]}, the position of"
+            f" {lines.place(before)} in the same sequence: tokens run in the order of their {order}"
+        )
+        name = f"{lines.place(line)}, position"
+        refuse(name, True, int(lines.position[line]), rule, "sort the lines by position")
 
 
 def _check_each_once(lines: Lines, refuse: Refuse, tokens: Tokens) -> None:

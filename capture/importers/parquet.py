@@ -61,6 +61,7 @@ from capture.importers.parts import (
     complete,
     hidden_files,
     is_ranked,
+    no_order,
 )
 from capture.importers.source import (
     INT16_MAX,
@@ -124,6 +125,8 @@ def read(request: Request, track: Track[Any]) -> Imported:
     lines, at = table.lines(refuse)
     tokens = tokens_of(lines, refuse)
     wide = wide_of(paths, schema, lines, tokens, at, facts, track)
+    if "weights" in schema.columns or "weights" in options:
+        no_order(request, "the weights")
     by_logits = wide.scores is not None and "order" not in options and lines.weights is None
     lines = _with_told_weights(lines, wide.scores, options)
     if by_logits and wide.scores is not None:
@@ -163,6 +166,7 @@ def _schema(paths: Sequence[Path], request: Request) -> Schema:
         refuse("columns", first is not None and found != first, told, rule)
         first = first or found
     assert first is not None
+    _check_used(request.options, first.columns)
     if request.options.get("weights") and (
         "weights" in first.columns or "logits" not in first.columns
     ):
@@ -171,6 +175,20 @@ def _schema(paths: Sequence[Path], request: Request) -> Schema:
             " weights; leave it out, or name its columns in columns="
         )
     return first
+
+
+def _check_used(options: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    """Refuse words that would change nothing, for these columns."""
+    if "phase" in options and "phase" in columns:
+        raise ImportFailure(
+            f"phase={options['phase']} says what no column tells, and column {columns['phase']} has"
+            " the phase; leave it out, or rename the column"
+        )
+    if "phases" in options and "phase" not in columns:
+        raise ImportFailure(
+            f"phases={options['phases']} maps the values of a column, and none has the phase; name"
+            " it in columns=phase:NAME"
+        )
 
 
 def _with_told_weights(

@@ -109,6 +109,12 @@ def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> 
     return whole
 
 
+def no_order(request: Request, source: str) -> None:
+    """Refuse ``order=``, which would change nothing where ``source`` tells the ranks."""
+    if text := request.options.get("order"):
+        raise ImportFailure(f"order={text} changes nothing: {source} tell the order; leave it out")
+
+
 # Checks
 
 
@@ -231,6 +237,8 @@ def assemble(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Trac
 
 def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Header:
     _, num_sites, top_k = rows.ids.shape
+    if top_k > int(facts["experts"]):
+        raise ImportFailure(f"top_k={top_k} must be at most experts={facts['experts']}")
     sequences = _sequences(rows, recording)
     decodes = rows.phase == DECODE
     unweighted = (

@@ -24,10 +24,11 @@ jsonl has an object a line::
 
     {"sequence":0,"position":0,"phase":"prefill","site":0,"experts":[3,17],"weights":[0.75,0.25]}
 
-Lines may come in any order, but each token must have each site once. Tokens run in the order of
-their steps, if there are any, then of their first lines. Without steps, consecutive prompt tokens
-of a sequence are one step, and each decoded token is one. A token that chose no expert at a site
-has an empty list there; no line may be left out.
+Lines of a token may come in any order, but each token must have each site once. Tokens run in the
+order of their steps, if there are any, then of their first lines, and the positions of a sequence
+must rise. Without steps, consecutive prompt tokens of a sequence are one step, and each decoded
+token is one. A token that chose no expert at a site has an empty list there; no line may be left
+out.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from capture.importers.parts import (
     assemble,
     complete,
     is_ranked,
+    no_order,
 )
 from capture.importers.source import (
     INT16_MAX,
@@ -262,6 +264,8 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
     for number, line in parse(request, refuse):
         is_weighted = "weights" in line
         columns.take(refuse, number, line, int(facts["experts"]))
+    if is_weighted:
+        no_order(request, "the weights")
     at = "line 2" if name == "csv" else "line 1"
     refuse(at, not columns.numbers["line"], "absent", "must be a token at a site")
     lines = columns.lines(is_weighted)

@@ -106,6 +106,11 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
             left_out[key] = str(error)
             return otherwise
 
+    if settings.lookahead and settings.lookahead >= len(layers):
+        raise CaptureError(
+            f"lookahead={settings.lookahead} must be below {len(layers)}, the sites of the model: no"
+            " site lies further ahead"
+        )
     inside = allowed(settings.sparsities or None, "sparsities", lambda: _inside(layers), Inside())
     width = inside.width
     sparsities = DEFAULT_SPARSITIES if settings.sparsities is None else settings.sparsities

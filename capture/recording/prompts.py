@@ -63,7 +63,8 @@ def prompts_file(named: Path) -> Path:
 def read_prompts(path: Path) -> list[Prompt]:
     """The lines of ``path``. Raise `CaptureError` naming the line and field that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text may have marks at which it splits, too.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise CaptureError(f"{path}: cannot be read ({error}); name a file of JSON lines") from None
     return [

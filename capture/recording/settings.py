@@ -118,6 +118,7 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
         )
     settings = Settings(**given)
     _check_together(settings)
+    _check_used(settings)
     return settings
 
 
@@ -142,6 +143,24 @@ def _check_together(settings: Settings) -> None:
         )
     if settings.lookahead and not settings.logits:
         raise SettingError("lookahead is checked against logits; set logits=yes, or lookahead=0")
+
+
+def _check_used(settings: Settings) -> None:
+    """Refuse what was said of something that is not recorded, and would change nothing."""
+    usual = {item.name: item.default for item in fields(Settings)}
+    for is_used, keys, of in (
+        (settings.continuation == "greedy", ("chat",), "continuation=greedy"),
+        (settings.hidden_sequences > 0, ("hidden_share", "hidden_dtype"), "hidden_sequences"),
+        (settings.logits, ("logits_step",), "logits=yes"),
+        (
+            settings.lookahead != 0,
+            ("lookahead_position", "norms", "lookahead_step", "prefill_lookahead"),
+            "lookahead",
+        ),
+    ):
+        for key in keys:
+            if not is_used and getattr(settings, key) != usual[key]:
+                raise SettingError(f"{key} changes nothing without {of}; leave it out")
 
 
 def _text(key: str, text: str) -> str:

@@ -61,6 +61,11 @@ class Request:
         return self.device != "null" or self.input == "live"
 
 
+OF_TRACES = ("trace.max_sequences", "trace.split", "trace.exclude")
+"""Which of a trace's sequences are replayed."""
+OF_PACE = ("engine.links", "engine.compute")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A run and its device; ``weightless`` is the model of a live run."""
@@ -79,6 +84,26 @@ class Prepared:
         if self.run.workload.batching != "sequential":
             return None
         return sum(1 + new for _, new in self.request.live.lengths())
+
+
+def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
+    """Raise ValueError for a word that changes nothing: one about the other input, or about the
+    pace of a device that has none.
+    """
+    is_live = cfg.input == "live"
+    unused = OF_TRACES if is_live else ("live",)
+    way = "say live.sequences and live.split" if is_live else "say input=live"
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if any(key == one or key.startswith(f"{one}.") for one in unused):
+            raise ValueError(
+                f"{word} changes nothing with input={cfg.input}; leave it out, or {way}"
+            )
+        if key in OF_PACE and word.endswith("=free") and cfg.device in (None, "null"):
+            raise ValueError(
+                f"{word} changes nothing on device=null, whose clock is virtual; leave it out, or"
+                " choose device=cpu"
+            )
 
 
 def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> Request:

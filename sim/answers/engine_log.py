@@ -6,6 +6,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,8 @@ class LinkFit:
     """A link's constants in ``io = overhead_ms * loads + bytes / bytes_per_ms``.
 
     ``error`` is the median relative error on the rows fitted, ``held_out_error`` that on the
-    others. ``told_apart`` is False where the log does not say how many loads there were, or where
-    all were of one size. The overhead is then the base machine's.
+    others, NaN where there is none. ``told_apart`` is False where the log does not say how many
+    loads there were, or where all were of one size. The overhead is then the base machine's.
     """
 
     overhead_ms: float
@@ -54,7 +55,8 @@ class LinkFit:
 
     @property
     def errors(self) -> str:
-        return f"median error {self.error:.1%}, held out {self.held_out_error:.1%}"
+        held_out = "no row" if isnan(self.held_out_error) else f"{self.held_out_error:.1%}"
+        return f"median error {self.error:.1%}, held out {held_out}"
 
 
 def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
@@ -65,7 +67,8 @@ def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
     """
     if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
         raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
-    with path.open(encoding="utf-8", newline="") as lines:
+    # Some systems begin a file of UTF-8 with a mark, which is no part of the first name.
+    with path.open(encoding="utf-8-sig", newline="") as lines:
         read = count()
         kept = (line for line, _ in zip(lines, read, strict=False) if not line.startswith("#"))
         try:
@@ -92,6 +95,12 @@ def _columns(
         )
     found: dict[str, list[float]] = {kind: [] for kind in columns}
     for number, row in enumerate(reader, start=1):
+        if reader.restkey in row:
+            many = len(names) + len(row[reader.restkey])
+            raise ValueError(
+                f"{path.name} row {number} has {many} values, and the first line {len(names)} names:"
+                " nobody can tell which column is which; decimals have a point, not a comma"
+            )
         for kind, column in columns.items():
             found[kind].append(_number(path, number, column, row[column]))
     return found

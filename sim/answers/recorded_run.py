@@ -16,6 +16,7 @@ from polars.exceptions import PolarsError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.answers.time_parts import Tables
+from sim.verbs.names import names
 
 COLUMNS = {
     "lookups": ("tick", "step", "site", "key", "outcome", "gate_ns", "ready_ns"),
@@ -47,12 +48,20 @@ def read_recorded(folder: Path) -> Recorded:
 def words_of(summary: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     """The words that simulate a run's system, budget and workload; ``words`` come last.
 
-    A word of the run for a key that ``words`` name is left out.
+    A word of the run for a key that ``words`` name is left out. The model and the machine are said
+    even where the run did not: a device's command has others than a simulation where none is named.
     """
     system, *own = shlex.split(str(summary["system"]))
+    overrides = list(summary.get("overrides", ()))
+    said = {word.partition("=")[0] for word in overrides}
+    usual = [
+        f"{group}={summary[group]}"
+        for group in ("model", "hardware")
+        if group not in said and summary.get(group) in names(group)
+    ]
     given = {word.partition("=")[0] for word in words}
     share = f"budget.resident_share={summary['budget']['resident_share']}"
-    made = [f"system={system}", *own, share, *summary.get("overrides", ())]
+    made = [f"system={system}", *own, *usual, share, *overrides]
     return [*(word for word in made if word.partition("=")[0] not in given), *words]
 
 

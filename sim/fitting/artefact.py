@@ -11,7 +11,9 @@ import io
 import json
 import math
 import os
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -184,6 +186,10 @@ def _arrays(place: Path, content: bytes) -> dict[str, NDArray[Any]]:
         OSError,
         NotImplementedError,
         RuntimeError,
+        # numpy parses a header that is no literal again as Python 2's, and lets these out.
+        tokenize.TokenError,
+        SyntaxError,
+        zlib.error,
     ) as error:
         if isinstance(error, ArtefactError):
             raise

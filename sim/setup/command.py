@@ -28,7 +28,12 @@ def system_name() -> str:
 
 def changed() -> list[str]:
     """The overrides of the command line that change machine, model, trace or workload."""
-    return configure.changes(HydraConfig.get().overrides.task)
+    return configure.changes(given())
+
+
+def given() -> list[str]:
+    """All overrides of the command line."""
+    return list(HydraConfig.get().overrides.task)
 
 
 def compose_once() -> None:

@@ -56,6 +56,12 @@ def request_of(arguments: Sequence[str], trains: bool = False) -> FitRequest:
                 f"{argument!r} is no key=value of predictor, trace, output_dir or hydra.searchpath;"
                 " leave it out"
             )
+        if key == "trace.split" and text != "fit":
+            raise ValueError(f"{argument}: a fit is made of the fit sequences; leave it out")
+        if key == "predictor.artefact":
+            raise ValueError(
+                f"{argument} names a fit that is there, and this makes one; leave it out"
+            )
         if key == "output_dir":
             output_dir = text
             continue

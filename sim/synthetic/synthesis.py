@@ -21,6 +21,7 @@ from sim.synthetic.preset import KNOBS, Fit, Preset
 from sim.traces.header import Header, Lookahead, Scalar, Site, TraceSequence
 from sim.traces.synthesis import SCORE_STEP, UNDATED, rounded, sequence_rows
 from sim.traces.trace import DECODE, Trace
+from sim.values.fields import INT32_MAX
 from sim.values.units import require_number
 
 
@@ -54,6 +55,12 @@ class Request:
             ("hidden_sequences", 0),
         ):
             require_number(name, getattr(self, name), minimum=minimum, whole=True)
+        rows = self.sequences * (self.prompt_tokens + self.tokens)
+        if rows > INT32_MAX:
+            raise ValueError(
+                f"sequences={self.sequences}, prompt_tokens={self.prompt_tokens}, tokens={self.tokens}"
+                f" are {rows} rows, must be at most {INT32_MAX}: a trace numbers them so"
+            )
         longest = max(map(len, preset.layers))
         if self.lookahead >= longest:
             raise ValueError(

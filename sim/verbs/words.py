@@ -65,13 +65,14 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
     """
     own: dict[str, str] = {}
     overrides, places, flags = [], [], []
+    keys = [one.key for one in verb.options]
     for word in spoken(verb, [*arguments]):
-        key, equals, text = word.partition("=")
+        key, _, text = word.partition("=")
         if word.startswith("-") and verb.is_hydra:
             flags.append(word)
         elif word.startswith("~") and verb.config:
             overrides.append(word)
-        elif not equals or "/" in key or " " in key:
+        elif is_place(word, keys if verb.most_places and not verb.config else None):
             places.append(word)
         elif _is_own(verb, key):
             own[key] = text
@@ -95,6 +96,19 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
             f"missing {' and '.join(f'{key}=...' for key in missing)}; {way_to_help(verb)}"
         )
     return Words(own, tuple(overrides), tuple(places), tuple(flags))
+
+
+def is_place(word: str, keys: Iterable[str] | None = ()) -> bool:
+    """Whether a word is a path, or another value without a key, and no KEY=VALUE.
+
+    A path that exists may have a = in its first part, too, unless that is one of the command's
+    ``keys``. None: any key may be one, as where words go into the configuration.
+    """
+    key, equals, _ = word.partition("=")
+    if not equals or "/" in key or " " in key:
+        return True
+    # A name may be longer than a path can be: Path.exists would raise.
+    return keys is not None and key not in keys and os.path.exists(word)
 
 
 def _check_own_model(given: Mapping[str, str]) -> None:

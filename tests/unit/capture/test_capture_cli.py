@@ -14,7 +14,7 @@ import torch
 from capture.__main__ import main
 from capture.recording.describe import describe
 from capture.recording.extras import unpack_masks
-from capture.recording.prompts import has_repetition
+from capture.recording.prompts import KEYS, has_repetition, read_prompts
 from capture.recording.settings import SettingError, parse_settings
 from helpers.checkpoints import save_checkpoint, write_prompts
 from helpers.tiny_models import build
@@ -240,12 +240,26 @@ def test_routing_alone_can_be_recorded(arguments: list[str], tmp_path: Path) -> 
         (["batch=2", "prefill_chunk=4"], "prefill_chunk would cut the padding of a batch"),
         (["logits=no", "lookahead=2"], "lookahead is checked against logits"),
         (["lookahead=0", "sparsities="], "hidden_sequences needs lookahead or sparsities"),
+        (["chat=no"], "chat changes nothing without continuation=greedy"),
+        (["hidden_sequences=0", "hidden_share=0.5"], "hidden_share changes nothing without hidden"),
+        (["hidden_sequences=0", "hidden_dtype=float16"], "hidden_dtype changes nothing without"),
+        (["logits=no", "logits_step=1/2"], "logits_step changes nothing without logits=yes"),
+        (["lookahead=0", "norms=raw"], "norms changes nothing without lookahead; leave it out"),
+        (["lookahead=0", "prefill_lookahead=rows"], "prefill_lookahead changes nothing without"),
     ],
 )
 def test_wrong_arguments_are_refused_by_key(extra: list[str], message: str) -> None:
     with pytest.raises(SettingError) as caught:
         parse_settings([*REQUIRED, *extra])
     assert message in str(caught.value)
+
+
+def test_a_text_may_have_marks_that_other_readers_take_for_ends_of_lines(tmp_path: Path) -> None:
+    """JSON allows them in a text as they are."""
+    line = dict.fromkeys(KEYS, "a\u2028b\u0085c") | {"split": "eval"}
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(file)] == ["a\u2028b\u0085c"]
 
 
 def test_steps_are_fractions_and_weights_are_exact_by_default() -> None:
@@ -275,6 +289,7 @@ def replaced(arguments: list[str], **changes: Any) -> list[str]:
         ({"prompts": "absent.jsonl"}, "absent.jsonl: cannot be read"),
         ({"sequences": 6}, "needs 3 of each split, but only 2 prompts have split=fit"),
         ({"decode_tokens": 40}, "has 30 tokens, needs"),
+        ({"lookahead": 50}, "the sites of the model: no site lies further ahead"),
     ],
 )
 def test_wrong_inputs_exit_with_2_and_write_nothing(

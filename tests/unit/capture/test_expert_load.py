@@ -13,7 +13,7 @@ from capture import expert_load
 from capture.expert_load import load_of
 from helpers.bundled import BUNDLED
 from helpers.composed import make_trace
-from sim.traces.trace import DECODE, read_trace
+from sim.traces.trace import CHUNK, DECODE, PREFILL, read_trace
 
 
 def test_a_layer_has_the_rows_that_chose_each_expert_and_dense_layers_have_none() -> None:
@@ -34,6 +34,23 @@ def test_a_layer_has_the_rows_that_chose_each_expert_and_dense_layers_have_none(
     decoded = load_of(trace, "decode").sum()
     assert decoded + load_of(trace, "prompt").sum() == counts.sum()
     assert decoded == (trace.ids[trace.valid & (trace.phase == DECODE)] >= 0).sum()
+
+
+def test_parts_of_a_prompt_count_as_the_whole_one_does() -> None:
+    """Rows of phase chunk were left out, of all rows and of the prompt's."""
+    whole = make_trace({0: (4, 2)}, 0)
+    phase = np.where((whole.phase == PREFILL) & (whole.position > 1), np.uint8(CHUNK), whole.phase)
+    parts = replace(whole, phase=phase)
+    assert (parts.phase == CHUNK).sum() == 2
+    for which in ("all", "prompt", "decode"):
+        assert load_of(parts, which).tolist() == load_of(whole, which).tolist()
+
+
+def test_two_sites_of_a_layer_are_refused_because_one_list_would_hide_the_other() -> None:
+    trace = make_trace({0: (2, 4)}, 0)
+    sites = tuple(replace(site, layer=site.site // 2) for site in trace.header.sites)
+    with pytest.raises(ValueError, match="has 2 sites in layer 0, and the file has one list for"):
+        load_of(replace(trace, header=replace(trace.header, sites=sites)))
 
 
 def test_the_file_has_one_list_for_each_layer(

@@ -324,9 +324,9 @@ def test_the_command_writes_the_findings_and_keeps_the_rest(
     assert after.header == replace(before.header, findings=lint(trace))
     np.testing.assert_array_equal(after.ids, before.ids)
     assert "repetition" in capsys.readouterr().out
-    write_trace(tmp_path / "clean", clean)
-    assert main([str(tmp_path / "clean")]) == 0
-    assert read_trace(tmp_path / "clean").header.findings == ()
+    write_trace(tmp_path / "a=b", clean)
+    assert main([str(tmp_path / "a=b")]) == 0
+    assert read_trace(tmp_path / "a=b").header.findings == ()
     assert "nothing found" in capsys.readouterr().out
 
 

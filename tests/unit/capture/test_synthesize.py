@@ -194,6 +194,11 @@ def test_kept_gate_inputs_give_the_logits_again(tmp_path):
         (ONE, {"tokens": 0}, "tokens=0"),
         (ONE, {"sequences": 0}, "sequences=0"),
         (ONE, {"seed": -1}, "seed=-1"),
+        (
+            ONE,
+            {"tokens": 10**9},
+            "tokens=1000000000 are 3000000012 rows, must be at most 2147483647",
+        ),
         (ONE, {"lookahead": 5}, "lookahead=5 must be below 5, the sites of one in a row"),
         (ONE, {"hidden_sequences": 4}, "hidden_sequences=4 exceeds sequences=3"),
         (BOTH, {"prompt_tokens": 0}, "the encoder of both needs a prompt"),
@@ -274,3 +279,13 @@ def test_arguments_become_a_request():
     )
     assert request == Request("olmoe_1b_7b", 9, seed=4, lookahead=0)
     assert str(place) == "d"
+
+
+def test_a_trace_that_does_not_fit_the_memory_is_one_line(monkeypatch, tmp_path, capsys):
+    def full(*given, **more):
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr("capture.synthesize.synthesize_like", full)
+    assert main(["like=mixtral_8x7b", "tokens=1", f"output_dir={tmp_path / 'd'}"]) == 2
+    told = "synthesize: Unable to allocate 9 TiB; take fewer sequences or tokens\n"
+    assert capsys.readouterr().err == told

@@ -40,7 +40,7 @@ def command(stores: Path, output_dir: Path, *words: str) -> list[str]:
         "real",
         f"engine.store_dir={stores}",
         f"output_dir={output_dir}",
-        "trace.max_sequences=1",
+        *([] if "input=live" in words else ["trace.max_sequences=1"]),
         *words,
     ]
 

@@ -171,6 +171,15 @@ def test_compute_times_go_into_the_file(tmp_path: Path, capsys: pytest.CaptureFi
         ),
         ([COLUMNS, "log=nowhere.csv"], "log=nowhere.csv: there is no such file"),
         ([COLUMNS, "base=nonesuch"], "nonesuch"),
+        ([COLUMNS, "lanes=3"], "lanes=3 is of lanes, and needs routes=TRACE"),
+        ([COLUMNS, "copy_gb_per_s=2"], "copy_gb_per_s=2 is of lanes, and needs routes=TRACE"),
+        ([f"{COLUMNS},stall_ms:compute"], "stall_ms:compute is of lanes, and needs routes=TRACE"),
+        ([COLUMNS, "context=9"], "context=9 is of a token's computing, and needs model=NAME"),
+        ([COLUMNS, "precision=int4"], "precision=int4 is of a token's computing, and needs model="),
+        ([COLUMNS, "system=hobbit"], "system=hobbit changes nothing that is fitted here"),
+        ([COLUMNS, "model.top_k=1"], "model.top_k=1 changes nothing that is fitted here"),
+        ([COLUMNS, "output_dir=x"], "output_dir=x changes nothing that is fitted here"),
+        (["columns=strata", "precision=int4"], "precision=int4 is of a token's computing"),
         ([COLUMNS, "precision=int3"], "precision=int3 is unknown; known: fp32, fp16, bf16, int8"),
     ],
 )
@@ -263,6 +272,40 @@ def test_a_log_in_which_more_bytes_are_faster_is_no_log_of_a_link(
         main(request(write_log(tmp_path / "log.csv", 100.0 - np.arange(1, 41), loads, moved))) == 2
     )
     assert "more bytes do not take longer" in capsys.readouterr().err
+
+
+def test_a_log_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("moved,io\n" + "1000,2\n" * 16, encoding="utf-8-sig")
+    assert read_log(log, {"bytes": "moved", "io_ms": "io"})["bytes"].tolist() == [1000.0] * 16
+
+
+def test_a_row_with_more_values_than_names_is_refused_not_read_askew(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("moved,io\n" + "1000,2\n" * 16 + "1000,2,5\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"log\.csv row 17 has 3 values, and the first line 2 names"
+    ):
+        read_log(log, {"bytes": "moved", "io_ms": "io"})
+
+
+def test_where_all_rows_are_fitted_no_error_of_others_is_told() -> None:
+    assert (
+        LinkFit(1.0, 1.0, True, 0.25, float("nan")).errors == "median error 25.0%, held out no row"
+    )
+
+
+def test_lanes_of_a_link_that_the_machine_has_not_are_refused(tmp_path: Path) -> None:
+    hardware: Any = SimpleNamespace(link_names=("pcie", "nvme"), name="box")
+    asked = parse(request(made(tmp_path)))
+    assert calibrate_command._link(asked, hardware) == "pcie"
+    assert calibrate_command._link(replace(asked, link="nvme"), hardware) == "nvme"
+    with pytest.raises(ValueError, match=r"^link=usb is none of box's: pcie, nvme$"):
+        calibrate_command._link(replace(asked, link="usb"), hardware)
+    lanes = "columns=io_ms:io,compute_ms:compute,load_ms:loads"
+    words = ["model=mixtral_8x7b", f"routes={tmp_path}", "copy_gb_per_s=fast"]
+    with pytest.raises(ValueError, match=r"^copy_gb_per_s=fast must be a number \(GB/s\)$"):
+        parse(request(made(tmp_path), *words, columns=lanes))
 
 
 def test_a_field_that_no_csv_reader_takes_is_refused_by_its_line(tmp_path: Path) -> None:

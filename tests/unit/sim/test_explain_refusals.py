@@ -126,3 +126,4 @@ def test_the_run_comes_first(words: list[str], capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"explain: {told}\n"
     given = {"site": 1, "expert": 0, "step": 2}
     assert parse(["run", "site=1", "expert=0", "step=2"]) == ("run", given)
+    assert parse(["./run=1", "site=1", "expert=0", "step=2"])[0] == "./run=1"

@@ -471,3 +471,16 @@ def test_a_damaged_byte_is_refused_or_leaves_whole_choices(tmp_path: Path, every
     for short in (b"", b"PAR1", content[: len(content) // 2], content[:-1]):
         path.write_bytes(short)
         assert refusal("parquet", path).field == "content"
+
+
+def test_words_that_would_change_nothing_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, lines(weights=WEIGHTS))
+    for word, told in {
+        "phase": "phase=decode says what no column tells, and column phase has the phase",
+        "order": "order=rank changes nothing: the weights tell the order; leave it out",
+    }.items():
+        error = failure("parquet", path, **{word: told.partition("=")[2].split()[0]})
+        assert str(error).startswith(told)
+    without = [{k: v for k, v in line.items() if k != "phase"} for line in lines()]
+    error = failure("parquet", write(tmp_path, without), phase="decode", phases="gen:decode")
+    assert "phases=gen:decode maps the values of a column, and none has the phase" in str(error)

@@ -341,3 +341,34 @@ def test_every_damaged_byte_is_refused_or_leaves_whole_choices(tmp_path: Path, n
         except (TraceError, ImportFailure):
             continue
         assert -1 <= trace.ids.min() <= trace.ids.max() < 8
+
+
+@both
+def test_tokens_out_of_order_are_refused_by_line_with_the_way_out(
+    tmp_path: Path, name: str
+) -> None:
+    unsorted = lines(("weights",))
+    unsorted = unsorted[SITES : 2 * SITES] + unsorted[:SITES] + unsorted[2 * SITES :]
+    error = refusal(name, write(tmp_path, name, unsorted))
+    first = 2 if name == "csv" else 1
+    assert str(error) == (
+        f"routes.{name}: line {first + SITES}, position is 0, must be above 1, the position of line"
+        f" {first} in the same sequence: tokens run in the order of their lines; sort the lines by"
+        " position"
+    )
+
+
+@both
+def test_an_order_beside_weights_is_refused_because_it_changes_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    told = failure(name, write(tmp_path, name, lines()), order="rank")
+    assert str(told) == "order=rank changes nothing: the weights tell the order; leave it out"
+
+
+@both
+def test_more_experts_a_token_than_there_are_is_refused_by_its_word(
+    tmp_path: Path, name: str
+) -> None:
+    told = failure(name, write(tmp_path, name, lines()), top_k="99", experts="8")
+    assert str(told) == "top_k=99 must be at most experts=8"

@@ -222,6 +222,7 @@ def test_wrong_arguments_are_refused(
 
 
 def test_arguments_are_read() -> None:
+    assert parse(["./a=b", "seed=1"]).traces == (Path("./a=b"),)
     read = parse(["a", "b", "exclude=x,y", "only=paths", "seed=4", "phase=all"])
     assert (read.traces, read.exclude, read.only, read.seed) == (
         (Path("a"), Path("b")),

@@ -80,6 +80,19 @@ def test_words_of_a_run_give_way_to_those_that_are_given() -> None:
     ]
 
 
+def test_a_run_that_named_no_model_and_machine_is_simulated_with_its_own() -> None:
+    """moelab real has other ones than moelab run where none is named."""
+    told = {**SUMMARY, "model": "tiny_mixtral", "hardware": "paced_cpu", "overrides": ["x=1"]}
+    usual = ["model=tiny_mixtral", "hardware=paced_cpu"]
+    asked = [word for word in words_of(told, []) if word in usual]
+    assert asked == usual
+    assert "hardware=paced_cpu" not in words_of(told, ["hardware=rtx4090_pcie4"])
+    told["overrides"] = ["model=tiny_mixtral", "model.top_k=1"]
+    assert words_of(told, []).count("model=tiny_mixtral") == 1
+    # A name that no file has is of a machine or model of one's own, which the words describe.
+    assert not [word for word in words_of({**told, "hardware": "mine"}, []) if "mine" in word]
+
+
 def test_the_bytes_of_a_store_are_told_by_precision_and_a_simulated_run_has_none() -> None:
     store = {"precisions": {"fp16": {"bytes": 80}, "int4": {"bytes": "20"}}}
     assert stored_bytes({"real": {"store": store}}) == (80, 20)

@@ -214,6 +214,7 @@ def test_an_expert_that_the_log_may_have_exchanged_is_told_with_the_evidence(
 
 
 def test_what_is_not_given_is_tried(tmp_path: Path) -> None:
+    assert parse(["./log=1", "budget=20B"])[:2] == ("./log=1", 20)
     _, budget, contracts = parse(["log", "budget=1.5KiB", "policy=lru", "recency=rows"])
     assert budget == 1536
     told = {str(contract) for contract in contracts}

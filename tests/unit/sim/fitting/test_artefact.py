@@ -161,6 +161,21 @@ def _npy(values: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
     return plain.getvalue()
 
 
+def _cut_header() -> bytes:
+    """An array whose header ends inside brackets."""
+    return _npy(np.zeros(2)).replace(b"'shape': (2,)", b"'shape': (2, ")
+
+
+def _damaged() -> bytes:
+    """An archive whose packed bytes are no deflated ones."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", _npy(np.arange(4)))
+    content = bytearray(packed.getvalue())
+    content[35:45] = b"\xff" * 10
+    return bytes(content)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -183,6 +198,15 @@ def test_arrays_that_are_none_are_refused(
     assert refusal(place) == f"{tmp_path / 'fit.npz'}: {told}{REFIT}"
     unsigned = with_arrays(tmp_path, _npz("a.npy", _npy(np.array([[3]], np.uint8))))
     assert read_artefact(unsigned).arrays["a"].tolist() == [[3]]
+
+
+@pytest.mark.parametrize("content", [lambda: _npz("a.npy", _cut_header()), _damaged])
+def test_what_numpy_and_zlib_fail_on_is_refused_too(
+    content: Callable[[], bytes], tmp_path: Path
+) -> None:
+    told = refusal(with_arrays(tmp_path, content()))
+    assert told.startswith(f"{tmp_path / 'fit.npz'}: the content (")
+    assert told.endswith(f") must be an .npz file{REFIT}")
 
 
 def test_neither_what_is_no_number_nor_an_object_is_written(tmp_path: Path) -> None:

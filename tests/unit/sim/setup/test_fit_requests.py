@@ -73,6 +73,18 @@ def test_a_request_has_its_predictor_its_trace_and_a_folder(asked: dict[str, Any
             )
         ),
         (
+            ["predictor=a", "trace.split=eval"],
+            STATISTICS,
+            False,
+            "trace.split=eval: a fit is made of the fit sequences; leave it out",
+        ),
+        (
+            ["predictor=a", "predictor.artefact=x.json"],
+            STATISTICS,
+            True,
+            "predictor.artefact=x.json names a fit that is there, and this makes one; leave it out",
+        ),
+        (
             ["trace=t"],
             STATISTICS,
             False,

@@ -22,7 +22,7 @@ from sim.verbs.names import SIZES, lost, names, run_of, section, sections
 from sim.verbs.options import BUNDLED_MODELS, PROMPT_SETS
 from sim.verbs.table import VERBS, by_words, verb_of
 from sim.verbs.verb import Kind, Option, Verb
-from sim.verbs.words import check_value, read
+from sim.verbs.words import check_value, is_place, read
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
@@ -378,3 +378,21 @@ def test_what_a_verb_of_its_own_takes_and_refuses(
         r" one, or add overwrite=yes$",
     ):
         read(replace(verb, options=options), ["output_dir=full"])
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run=2", "seed=3", "system=lru"):
+        Path(name).mkdir()
+    assert all(is_place(word, ["seed"]) for word in ("run=2", "./seed=3", "a", "b/c=d"))
+    assert not any(is_place(word, ["seed"]) for word in ("seed=3", "none=2", "n=" + "x" * 5000))
+    assert read(verb_of("stats"), ["run=2", "./seed=3", "seed=3"]).places == ("run=2", "./seed=3")
+    # A sweep makes folders of such names, and a run there means its words.
+    assert not read(verb_of("run"), ["system=lru"]).places
+
+
+def test_steps_of_a_capture_are_fractions_as_its_help_prints_them() -> None:
+    needed = ["model=tiny/one", "prompts=heldout", "output_dir=new"]
+    steps = ["logits_step=1/32", "lookahead_step=1/28", "weights_step=1/8192"]
+    own = read(verb_of("capture"), [*needed, *steps]).own
+    assert [own[word.partition("=")[0]] for word in steps] == ["1/32", "1/28", "1/8192"]
