@@ -247,7 +247,7 @@ def test_an_interrupted_asking_goes_on_where_it_was(
 ) -> None:
     """No run that was done is repeated, unless its file was cut short."""
     monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
-    words = ["bits", "system=lru", "values=2.5,4.5", *SHORTER, f"output_dir={tmp_path / 'a'}"]
+    words = ["bits", "system=lru", "values=2,4", *SHORTER, f"output_dir={tmp_path / 'a'}"]
     made: list[Sequence[str]] = []
     simulated = trials.trial
 
@@ -278,7 +278,7 @@ def test_an_older_answer_stays_until_there_is_a_new_one(
 ) -> None:
     monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
     words = ["bits", "system=lru", *SHORTER, f"output_dir={tmp_path / 'a'}"]
-    assert main([*words, "values=2.5"]) == 0
+    assert main([*words, "values=2"]) == 0
     old = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     simulated = trials.trial
 
@@ -286,10 +286,10 @@ def test_an_older_answer_stays_until_there_is_a_new_one(
         raise ValueError("no room")
 
     monkeypatch.setattr(trials, "trial", fails)
-    assert main([*words, "values=2.5", "overwrite=yes"]) == 2
+    assert main([*words, "values=2", "overwrite=yes"]) == 2
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == old
     monkeypatch.setattr(trials, "trial", simulated)
-    assert main([*words, "values=4.5", "overwrite=yes"]) == 0
+    assert main([*words, "values=4", "overwrite=yes"]) == 0
     assert set(old) == {path.name for path in (tmp_path / "a").iterdir()}
     assert (tmp_path / "a" / "table.csv").read_bytes() != old["table.csv"]
 
@@ -312,9 +312,9 @@ def test_what_a_number_of_tokens_needs_is_found_and_told() -> None:
     assert never is None
     assert why.startswith("nothing up to a link of 63 GB/s (peak) gives")
     assert "are reached from a link of 8 GB/s (peak) on" in needed(slow / 2)[1]
-    bits = answer("bits", ["system=lru", *SHORTER], (2.5, 16), Inline(), target=1e-3)
+    bits = answer("bits", ["system=lru", *SHORTER], (2, 16), Inline(), target=1e-3)
     assert bits.target is not None
-    assert bits.target.told == "0.001 tokens/s are reached at 2.5, 16"
+    assert bits.target.told == "0.001 tokens/s are reached at 2, 16"
 
 
 def asked_shortly(name: str, *values: float) -> whatif.Answer:

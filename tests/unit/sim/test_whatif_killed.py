@@ -22,7 +22,7 @@ WORDS = (
     "trace.max_sequences=2",
     "workload.prompt_tokens=1",
     "workload.decode_tokens=8",
-    "values=2.5,3.5,4.5,16",
+    "values=2,4,8,16",
 )
 MARK = 12345.0
 
