@@ -124,6 +124,7 @@ def test_every_file_of_conf_is_an_option_of_a_group() -> None:
     assert {path for path in CONF.rglob("*") if path.is_file()} == found
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("group", PARTS)
 def test_every_option_of_a_part_names_a_class_of_this_project_and_the_arguments_of_its_constructor(
     group: str,

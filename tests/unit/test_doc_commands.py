@@ -61,7 +61,13 @@ def faults(name: str, shell: Shell, chosen: list[Command]) -> list[str]:
 
 
 @pytest.mark.filterwarnings("default", "ignore:.*found in sys.modules")
-@pytest.mark.parametrize("name", with_commands(slow=False))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "README.md" else [pytest.mark.alike])
+        for name in with_commands(slow=False)
+    ],
+)
 def test_the_quick_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) -> None:
     quick = [one for one in COMMANDS[name] if not one.slow and not one.not_run]
     assert faults(name, Shell(tmp_path / "here", files_of(TEXTS[name])), quick) == []

@@ -43,6 +43,7 @@ def check(
     error(f"{bits} bits of {shape}", y_JN, want)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_vector_through_matrices_in_slots(
@@ -198,6 +199,7 @@ def test_gate_and_up_in_one_pass(shape: tuple[int, int, int], bits: int, device:
         error(f"{bits} bits of {shape}", got, want)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 def test_gate_and_up_with_the_tiles_that_a_gpu_gets(bits: int, device: str) -> None:
     (first,) = in_slots(12, 600, bits, 64, device=device)

@@ -162,6 +162,7 @@ def test_an_engines_expert_of_several_rows(
     assert torch.equal(got, compute(x_TH.to(device), slot_1)), "same call, same bits"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 def test_what_lies_behind_the_lists_of_experts_and_tiles_is_not_read(
     bits: int, device: str

@@ -88,6 +88,7 @@ def test_packing_is_that_of_single_weights_and_is_undone(bits: int, rows: int) -
     assert torch.equal(unpack(packed, bits, rows), integers)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("meta", METAS, ids=str)

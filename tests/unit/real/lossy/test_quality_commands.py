@@ -124,6 +124,7 @@ def test_wrong_words_for_a_fit_are_refused(
     assert not (tmp_path / "fits").exists()
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("words", "told"),
     [

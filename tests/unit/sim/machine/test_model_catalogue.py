@@ -53,6 +53,7 @@ def all_experts(model: Model, precision: str) -> int:
     return model.sites * model.experts * model.expert_bytes(precision)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_parameters_add_up_to_what_is_published(name: str) -> None:
     """All parameters within 0.8 %, active ones within 3 %.

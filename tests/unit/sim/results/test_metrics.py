@@ -122,6 +122,7 @@ def test_busy_and_idle_time_make_up_the_makespan(ran: tuple[Run, Result]) -> Non
 
 
 # Contracts: C103
+@pytest.mark.alike
 def test_a_summary_is_json_and_reports_every_switch(ran: tuple[Run, Result]) -> None:
     run, result = ran
     contracts = result.summary["contracts"]
