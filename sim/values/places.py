@@ -28,8 +28,8 @@ WORDS_OF_YAML = ("null", "true", "false", "nan", "inf")
 def quoted(text: str) -> str:
     """A text that hydra reads as this text, and as no number, null, list or choice of several.
 
-    >>> quoted("/tmp/mine"), quoted("/tmp/mine (1)"), quoted("/tmp/größe")
-    ('/tmp/mine', "'/tmp/mine (1)'", "'/tmp/größe'")
+    >>> quoted("data/mine"), quoted("data/mine (1)"), quoted("data/größe")
+    ('data/mine', "'data/mine (1)'", "'data/größe'")
     """
     if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and text.lower() not in WORDS_OF_YAML:
         return text
