@@ -179,8 +179,9 @@ class Predictor(Policy, Protocol):
     """How many gates before its own a site is forecast, if that is always the same number."""
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
-        """Forecasts, nearest site first, best expert first inside a site. The nearest may be the
-        gate's own site, for its next step. Yield them lazily where they cost something.
+        """Forecasts, nearest site first, best expert first inside a site. The gate's own site, for
+        its next step, comes first, or last after a whole round through the stack. Yield them lazily
+        where they cost something.
         """
 
     def observe(self, gate: Gate) -> None:

@@ -157,11 +157,12 @@ def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
     for gate in _gates():
         forecasts = unchanged(predictor, partial(told, predictor, gate))
         sites = [site for site, *_ in forecasts]
-        # After the last site one begins again, for the next token.
+        # One of them goes round the stack: after the last site the next token's first, and at the
+        # end the gate's own. For the others this is the first.
         wraps = isinstance(predictor, ExpectedNeeds)
-        ahead = [(site - gate.site) % 5 if wraps else site - gate.site for site in sites]
+        ahead = [(s - gate.site - 1) % 5 + 1 if wraps else s - gate.site for s in sites]
         assert all(a < b for a, b in pairwise([-1, *ahead])), (
-            "its own site, for its next gate, at most"
+            "nearest first, no site before its own"
         )
         assert all(site < 5 for site in sites)
         for site, keys, needs, scores, tokens in forecasts:
