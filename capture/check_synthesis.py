@@ -24,7 +24,6 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 
 from capture.statistics.gating_stats import Floats, lru_hit_rate
 from capture.synthetic.calibration import Stack, calibrate
@@ -41,12 +40,13 @@ from sim.process.interrupts import telling
 from sim.process.progress import saying
 from sim.results.latency import decode_time_and_tokens
 from sim.setup.build import build
+from sim.setup.configure import configure
 from sim.setup.execute import execute
 from sim.synthetic.gate_walk import Walk
 from sim.synthetic.preset import Fit, Preset, Target
 from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import Trace
-from sim.values.places import ASSETS, CONF
+from sim.values.places import ASSETS
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -271,8 +271,7 @@ def speeds(trace: Trace, systems: Mapping[str, list[str]]) -> dict[tuple[float, 
     found = {}
     for share in SHARES:
         for name, choice in systems.items():
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                cfg = compose("config", [*choice, *common, f"budget.resident_share={share}"])
+            cfg, _ = configure(*choice, *common, f"budget.resident_share={share}")
             spent, tokens = decode_time_and_tokens(execute(build(cfg, name, trace)).frames)
             found[share, name] = float(tokens.sum() / spent.sum() * 1e9)
     return found

@@ -12,14 +12,14 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from capture.import_trace import main as import_trace
 from helpers.bundled import BUNDLED, Configure
 from sim.setup.build import load_trace
+from sim.setup.configure import configure as compose
 from sim.traces.trace import Trace
-from sim.values.places import CONF, ROOT
+from sim.values.places import ROOT
 
 GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
 """A published trace: third-party data that is not part of the project."""
@@ -99,8 +99,7 @@ def configure() -> Configure:
 
     @cache
     def composed(*overrides: str) -> DictConfig:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("config", ["output_dir=unused", *overrides])
+        return compose(*overrides)[0]
 
     return lambda *overrides: deepcopy(composed(*overrides))
 

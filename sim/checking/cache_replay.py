@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
@@ -25,6 +24,7 @@ from sim.policies.base import CachePolicy
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
+from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.residency_log import ResidencyLog
 from sim.values.places import CONF
@@ -68,8 +68,7 @@ def policy_options(policy: str) -> Mapping[str, Any]:
     """
     if policy not in policies():
         raise ValueError(f"unknown policy={policy}; known: {', '.join(policies())}")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        found = OmegaConf.to_container(compose(f"cache/{policy}").cache)
+    found = OmegaConf.to_container(configure(f"cache={policy}")[0].cache)
     assert isinstance(found, dict)
     return {str(name): value for name, value in found.items()}
 

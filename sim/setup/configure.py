@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sim.setup.composing import compose_plainly
 from sim.values.places import CONF, name_of
 
 MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
@@ -28,6 +29,18 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
     from. ``output_dir`` is a placeholder: a run from Python writes nothing. Raise ValueError, in one
     line, for overrides that do not fit the configuration.
     """
+    if plainly := compose_plainly(overrides, config):
+        values, chosen = plainly
+        return DictConfig(values | {"output_dir": "unused"}), system_name(chosen, overrides)
+    whole = composed_by_hydra(overrides, config)
+    check_hidden(whole.hydra)
+    system = whole.hydra.runtime.choices.get("system")
+    cfg = DictConfig({name: value for name, value in whole.items() if name != "hydra"})
+    return cfg, system_name(system, overrides)
+
+
+def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
+    """The whole configuration, with hydra's own section. Raise ValueError as ``configure`` does."""
     # Imported late: loading hydra takes longer than a short run, and not every user of this module
     # composes.
     from hydra import compose, initialize_config_dir
@@ -39,7 +52,7 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            whole = compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
+            return compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         # Below an empty line hydra lists its files and folders.
         lines = str(error).strip().partition("\n\n")[0].splitlines()
@@ -47,10 +60,6 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
         raise ValueError(" ".join(kept)) from None
     finally:
         GlobalHydra.instance().hydra = running
-    check_hidden(whole.hydra)
-    chosen = whole.hydra.runtime.choices.get("system")
-    cfg = DictConfig({name: value for name, value in whole.items() if name != "hydra"})
-    return cfg, system_name(chosen, overrides)
 
 
 def check_hidden(hydra: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,9 +20,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sim.setup.build import trace_directory
+from sim.setup.composing import compose_plainly, plain_word
 from sim.setup.configure import configure, system_name
 from sim.setup.own_gates import with_gates
-from sim.study.composing import compose_plainly
 from sim.study.plan import Plan, Values, nearest
 from sim.traces.header import parse_header, trace_sha256
 from sim.values.code import files_digest, foreign_files
@@ -33,14 +32,6 @@ from sim.values.version import VERSION
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number of a run depends."""
 KEY_DIGITS = 20
-WHOLE, NUMBER = r"-?(?:0|[1-9]\d*)", r"-?(?:0|[1-9]\d*)\.\d+"
-TEXT = r"(?!(?:true|false|null|nan|inf)$)[a-z_]\w*"
-PLAIN = re.compile(
-    rf"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE
-)
-"""Overrides that hydra would read as a key and a whole number, a number or text. Most overrides are
-so plain, and hydra is slow to load.
-"""
 
 
 @dataclass(frozen=True)
@@ -161,9 +152,8 @@ def _parse(word: str) -> Any:
 
 def _taken_apart(word: str) -> tuple[str, Any, str | None]:
     """Key and value of an override; and the word itself if hydra must compose it, else None."""
-    if plain := PLAIN.fullmatch(word):
-        key, whole, number, text = plain.groups()
-        value = int(whole) if whole else float(number) if number else text
+    if plain := plain_word(word):
+        key, value = plain
         return key, value, word if _is_for_hydra(key) else None
     from hydra.core.override_parser.types import OverrideType
 

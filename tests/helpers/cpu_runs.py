@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from capture.recording.settings import Settings
 from real.driver.loop import drive
@@ -18,8 +17,8 @@ from real.setup.prepare import Prepared, prepare_replay, read_request
 from real.store.reading import read_whole
 from real.store.weightless import skeleton
 from sim.core.slots import UNUSED
+from sim.setup.configure import configure
 from sim.traces.trace import Trace
-from sim.values.places import ROOT
 
 FREE = ("engine.links=free", "engine.compute=free")
 ONE = ("trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
@@ -48,8 +47,7 @@ def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch)
             "budget.resident_share=0.4",
             *ONE,
         )
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("real", [*fixed, *overrides])
+        cfg, _ = configure(*fixed, *overrides, config="real")
         return prepare_replay(read_request(cfg, "system"), bundled_trace)
 
     return prepared

@@ -30,6 +30,7 @@ from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, prepare_replay, read_request
 from sim.core.slots import UNUSED
+from sim.setup.configure import configure
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 from sim.values.record import Record
@@ -79,8 +80,7 @@ def prepared(stores: Path, bundled_trace: Trace, runtimes: list[FakeRuntime]) ->
             "trace.max_sequences=2",
             *FREE,
         )
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            request = read_request(compose("real", [*fixed, *overrides]), "system")
+        request = read_request(configure(*fixed, *overrides, config="real")[0], "system")
         return (
             prepare(request, bundled_trace)
             if way == "live"

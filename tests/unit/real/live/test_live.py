@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from hydra import compose, initialize_config_dir
 
 from capture.recording.prompts import Passage
 from capture.recording.run import decoder_of
@@ -25,6 +24,7 @@ from real.live.live import LiveDriver
 from real.live.run import live_driver, prepare
 from real.setup.prepare import Prepared, read_request
 from sim.setup.build import load_trace
+from sim.setup.configure import configure
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 
@@ -52,8 +52,8 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
             "live.prompt_tokens=9",
             "live.new_tokens=5",
         )
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("real", [*fixed, f"trace.path={TRACES[model]}", *overrides])
+        words = (*fixed, f"trace.path={TRACES[model]}", *overrides)
+        cfg, _ = configure(*words, config="real")
         trace = bundled_trace if model == "tiny_mixtral" else _trace(TRACES[model])
         return prepare(read_request(cfg, "system"), trace)
 

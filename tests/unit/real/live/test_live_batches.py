@@ -18,7 +18,6 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from hydra import compose, initialize_config_dir
 from transformers import AutoConfig, DynamicCache
 
 from capture.models.discover import discover
@@ -35,6 +34,7 @@ from real.live.run import live_driver, prepare
 from real.live.workload import LivePrompt, blank_trace
 from real.setup.prepare import Prepared, read_request
 from sim.setup.build import load_trace
+from sim.setup.configure import configure
 from sim.traces.trace import DECODE, PREFILL, Trace
 from sim.values.places import ROOT
 from sim.values.types import Step
@@ -67,8 +67,7 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
             "live.new_tokens=3",
             f"trace.path={path}",
         )
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("real", [*fixed, *overrides])
+        cfg, _ = configure(*fixed, *overrides, config="real")
         trace = bundled_trace if model == "tiny_mixtral" else load_trace(path, lookahead_sites=1)
         return prepare(read_request(cfg, "system"), trace)
 

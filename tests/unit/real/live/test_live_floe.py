@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 
 from capture.channels import named_and_found
@@ -29,6 +28,7 @@ from real.setup.prepare import Prepared, read_request
 from real.store.swapping import expert_forms
 from real.store.work import ExpertWork
 from sim.policies.payloads import ActiveShare
+from sim.setup.configure import configure
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 from sim.values.types import Geometry
@@ -56,10 +56,8 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
             "live.new_tokens=5",
             f"trace.path={TRACE}",
         )
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            return prepare(
-                read_request(compose("real", [*fixed, *overrides]), "floe"), bundled_trace
-            )
+        cfg, _ = configure(*fixed, *overrides, config="real")
+        return prepare(read_request(cfg, "floe"), bundled_trace)
 
     return prepared
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from real.store.variants import StoreError
 from sim.machine.model import Model
 from sim.results.calls import replay
 from sim.setup.build import build
+from sim.setup.configure import configure
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 from sim.values.types import Geometry
@@ -155,8 +155,8 @@ def prepared(stores: Path, trace: Trace, *words: str) -> Prepared:
         "engine.compute=free",
         "system=floe",
     )
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return prepare_replay(read_request(compose("real", [*fixed, *words]), "floe"), trace)
+    cfg, _ = configure(*fixed, *words, config="real")
+    return prepare_replay(read_request(cfg, "floe"), trace)
 
 
 @pytest.mark.parametrize(

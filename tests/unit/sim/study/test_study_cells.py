@@ -15,9 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from sim.setup.configure import configure
+from sim.setup.composing import plain_word
+from sim.setup.configure import composed_by_hydra
 from sim.setup.own_gates import with_gates
-from sim.study.cells import PLAIN, Cell, _taken_apart, make_cell, plan_cells
+from sim.study.cells import Cell, _taken_apart, make_cell, plan_cells
 from sim.study.plan import STUDIES, Plan, make_plan, read_plan
 from sim.study.rows import NUMBERS, TEXTS
 from sim.values.places import ROOT
@@ -48,9 +49,9 @@ def plan(*base: str, last: tuple[str, ...] = ()) -> Plan:
 
 
 def by_hydra(words: tuple[str, ...]) -> dict[str, Any]:
-    found = OmegaConf.to_container(configure(*words)[0], resolve=True)
+    found = OmegaConf.to_container(composed_by_hydra(words, "config"), resolve=False)
     assert isinstance(found, dict)
-    return with_gates({str(key): value for key, value in found.items()})
+    return with_gates({str(key): value for key, value in found.items() if key != "hydra"})
 
 
 def told_to_hydra(cell: Cell) -> tuple[str, ...]:
@@ -111,8 +112,8 @@ WORDS = [
 
 
 def test_a_word_that_is_read_without_hydra_is_read_as_by_hydra() -> None:
-    words = [word for word in WORDS if PLAIN.fullmatch(word)]
-    assert len(words) == 4 * 10, "most words are"
+    words = [word for word in WORDS if plain_word(word)]
+    assert len(words) == 4 * 13, "most words are"
     for word in words:
         ours, theirs = _taken_apart(word), OverridesParser.create().parse_override(word)
         assert ours == (theirs.key_or_group, theirs.value(), None)
