@@ -242,7 +242,10 @@ def cut(table: str, part: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[P
     ("change", "message"),
     [
         (cut("tokens", lambda rows: rows.head(len(rows) // 2)), "tokens.parquet lacks se"),
-        (cut("tokens", lambda rows: rows.filter(pl.col("step") > 0)), "tokens.parquet lacks step 0"),
+        (
+            cut("tokens", lambda rows: rows.filter(pl.col("step") > 0)),
+            "tokens.parquet lacks step 0",
+        ),
         (cut("tokens", lambda rows: rows.clear()), "tokens.parquet lacks sequence"),
         (cut("sequences", lambda rows: rows.tail(1)), "sequences.parquet lacks sequence"),
         (cut("sequences", lambda rows: rows.clear()), "sequences.parquet has 0 lines for 0"),
