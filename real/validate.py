@@ -78,11 +78,12 @@ def parse(arguments: Sequence[str]) -> Asked:
 def _check_words(system: str, words: Sequence[str]) -> None:
     """Raise ValueError for words that would change nothing: every run replays a trace."""
     cfg, _ = configure(f"system={system}", *words, config="real")
-    if cfg.input != "replay":
-        raise ValueError(
-            f"input={cfg.input}: a trace is replayed here; leave it out, or give"
-            " closed_loop=free-running, which has the model in the loop"
-        )
+    for word in words:
+        if word.startswith("live.") or (word.startswith("input=") and cfg.input != "replay"):
+            raise ValueError(
+                f"{word}: a trace is replayed here; leave it out, or give closed_loop=free-running,"
+                " which has the model in the loop"
+            )
     check_words(cfg, words)
 
 
