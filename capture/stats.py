@@ -78,6 +78,9 @@ def parse(arguments: Sequence[str]) -> Arguments:
         given[key] = text
     if not traces:
         raise ValueError("give the directory of a trace, or of several")
+    same = [trace.resolve() for trace in traces]
+    if again := [str(trace) for n, trace in enumerate(traces) if same[n] in same[:n]]:
+        raise ValueError(f"{again[0]} is given twice; name each trace once")
     phase, only = (
         given.get("phase", "decode"),
         tuple(given.get("only", ",".join(STATISTICS)).split(",")),

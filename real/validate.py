@@ -21,11 +21,13 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from real.setup.prepare import check_words
 from real.validation.cases import Plan
 from real.validation.closed import read_modes
 from real.validation.validation import Asked, _words, validate
 from sim.process.interrupts import code_of, telling
 from sim.results.outputs import folder_for, own_folder
+from sim.setup.configure import configure
 
 OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir", "overwrite")
 
@@ -61,6 +63,7 @@ def parse(arguments: Sequence[str]) -> Asked:
             f"budgets={given['budgets']} must be different shares of the expert bytes, as"
             " budgets=0.25,0.5"
         )
+    _check_words(systems[0], words)
     for key in ("repeats", "seed"):
         if not given[key].isdigit() or (key == "repeats" and int(given[key]) == 0):
             raise ValueError(f"{key}={given[key]} must be a whole number")
@@ -70,6 +73,18 @@ def parse(arguments: Sequence[str]) -> Asked:
         folder_for({key: text for key, text in given.items() if text}, Path("outputs/validation")),
         given["overwrite"] == "yes",
     )
+
+
+def _check_words(system: str, words: Sequence[str]) -> None:
+    """Raise ValueError for words that would change nothing: every run replays a trace."""
+    cfg, _ = configure(f"system={system}", *words, config="real")
+    for word in words:
+        if word.startswith("live.") or (word.startswith("input=") and cfg.input != "replay"):
+            raise ValueError(
+                f"{word}: a trace is replayed here; leave it out, or give closed_loop=free-running,"
+                " which has the model in the loop"
+            )
+    check_words(cfg, words)
 
 
 @telling("nothing was written: no run had ended")

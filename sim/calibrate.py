@@ -51,7 +51,15 @@ from sim.answers.engine_lanes import (
     lane_log,
     simulated_ms,
 )
-from sim.answers.engine_log import FEWEST_ROWS, UNITS, LinkFit, fit_link, read_log
+from sim.answers.engine_log import (
+    FEWEST_ROWS,
+    UNITS,
+    LinkFit,
+    check_base,
+    check_units,
+    fit_link,
+    read_log,
+)
 from sim.answers.strata_log import machine_text, read_report
 from sim.machine.hardware import Hardware
 from sim.machine.precision import PRECISIONS
@@ -64,6 +72,9 @@ from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
 STRATA = "strata"
+FIGURES = ("peak_gb_per_s", "efficiency", "overhead_us")
+"""What a file says of its link anew."""
+MEMORY = ("hardware.memory_gib", "hardware.reserved_gib")
 OF_LANES = ("load", "stall", "wall")
 """Quantities that only a fit of lanes reads."""
 OF_COLUMNS = ("link", "model", "context", "rows", "routes", "lanes", "copy_gb_per_s")
@@ -122,7 +133,8 @@ def parse(arguments: Sequence[str]) -> Request:
 def _check_used(
     given: Mapping[str, str], columns: Mapping[str, str], overrides: Sequence[str]
 ) -> None:
-    """Raise ValueError for a word that would change nothing."""
+    """Raise ValueError for a word that would change nothing, or not the file."""
+    _check_machine(given, overrides)
     if "routes" in given:
         return
     for key in ("lanes", "copy_gb_per_s"):
@@ -143,6 +155,19 @@ def _check_used(
             raise ValueError(
                 f"{word} changes nothing that is fitted here; leave it out, or give routes=TRACE,"
                 " whose run it is of"
+            )
+
+
+def _check_machine(given: Mapping[str, str], overrides: Sequence[str]) -> None:
+    """Raise ValueError for a word about the machine: the file has all but the link from its base."""
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        of_link = key.startswith("hardware.links.") and key.rpartition(".")[2] in FIGURES
+        kept = key in MEMORY if "routes" in given else of_link
+        if key.partition(".")[0] == "hardware" and not kept:
+            raise ValueError(
+                f"{word} would not stand in the file, which has what is not fitted from"
+                f" base={given['base']}; write it into a machine of your own, and name that as base"
             )
 
 
@@ -258,6 +283,7 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
     hardware, model = make_object(parts["hardware"]), make_object(parts["model"])
     link = _link(request, hardware)
     fit = fit_lanes(log, rows, request.lanes, len(model.projection_bytes(request.precision)))
+    check_units(hardware, link, request.lanes * fit.engine_gb_per_s * GB, request.columns)
     memory = fit_memory(hardware, model, request.precision, request.context, fit.compute_ms)
     digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
     what = f"{request.base}, with what {request.log.name} (sha256 {digest}) tells of its lanes"
@@ -312,6 +338,8 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
     link = _link(request, hardware)
     overhead_ms = hardware.links[hardware.link_names.index(link)].latency_ns / NS_PER_MS
     fit = fit_link(values, rows, overhead_ms)
+    check_units(hardware, link, fit.bytes_per_ms * 1e3, request.columns)
+    check_base(hardware, link, fit)
     memory = None
     if request.model is not None:
         median_ms = float(np.median(values["compute"][:rows]))

@@ -36,6 +36,7 @@ from sim.verbs.words import read
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
 RESULTS = Path("real/results")
 MOST_MINUTES = 120.0
+MOST_MIB = "64"
 MINUTES = {"cuda": "8", "host": "60"}
 PATIENCE = {"cuda": 1.0, "host": 8.0}
 """By device: how long all may take, and how often over each piece's limit.
@@ -215,13 +216,11 @@ def _bundle(arguments: Sequence[str]) -> int:
     given = _words_of(arguments, "modules", "output", "most_mib")
     if "output" not in given:
         raise ValueError("bundle needs output=FILE, and may have modules=A,B and most_mib=N")
-    most_mib = given.get("most_mib")
-    if most_mib is not None and not most_mib.isdigit():
+    most_mib = given.get("most_mib", MOST_MIB)
+    if not most_mib.isdigit():
         raise ValueError(f"most_mib={most_mib} must be a whole number")
     modules = [name for name in given.get("modules", "").split(",") if name]
-    found = bundle(
-        modules, Path(given["output"]), None if most_mib is None else int(most_mib) << 20
-    )
+    found = bundle(modules, Path(given["output"]), int(most_mib) << 20)
     print(
         f"{given['output']}: {found.packed_bytes / MIB:.1f} MiB, of {found.tree_bytes / MIB:.1f} MiB"
         f" of the project ({found.left_out_bytes / MIB:.1f} MiB of other bundled models are left"

@@ -63,7 +63,7 @@ def tracked(root: Path = ROOT) -> list[str]:
     return sorted(name for name in done.stdout.split("\0") if name and (root / name).is_file())
 
 
-def bundle(modules: Sequence[str], output: Path, most_bytes: int | None = None) -> Bundle:
+def bundle(modules: Sequence[str], output: Path, most_bytes: int) -> Bundle:
     """Write the project and these installed packages to one new file (tar, xz).
 
     Raise ValueError for what cannot be packed, and where the file would take more than
@@ -85,7 +85,7 @@ def bundle(modules: Sequence[str], output: Path, most_bytes: int | None = None) 
         _size(packages),
         len(packed),
     )
-    if most_bytes is not None and len(packed) > most_bytes:
+    if len(packed) > most_bytes:
         raise ValueError(
             f"the bundle takes {len(packed)} B, more than {most_bytes}: bring fewer packages"
             " (modules=), or raise most_mib"

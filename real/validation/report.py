@@ -145,7 +145,7 @@ def _free(cases: Sequence[Case]) -> list[str]:
         "",
         (
             "Durations are medians over the runs of the *other* systems. Noise: of the repeats of"
-            " one run."
+            " one run; - where it ran once, and nobody knows its noise."
         ),
         "",
         (
@@ -156,10 +156,14 @@ def _free(cases: Sequence[Case]) -> list[str]:
     ]
     lines += [
         f"| {c.system} | {c.share:.0%} | {c.predicted_ns / 1e9:.3f} | {c.median_ns / 1e9:.3f} |"
-        f" {c.error:+.2%} | {c.noise:.2%} | {c.step_error:.2%} | {c.step_noise:.2%} |"
+        f" {c.error:+.2%} | {_noise(c, c.noise)} | {c.step_error:.2%} | {_noise(c, c.step_noise)} |"
         for c in cases
     ]
     return [*lines, "", *_bias(cases)]
+
+
+def _noise(case: Case, noise: float) -> str:
+    return f"{noise:.2%}" if len(case.measured_ns) > 1 else "-"
 
 
 def _bias(cases: Sequence[Case]) -> list[str]:

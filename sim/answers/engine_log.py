@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import isnan
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sim.machine.hardware import Hardware
+from sim.values.units import GB, MIB, NS_PER_MS
 
 UNITS = {
     "bytes": ("bytes", 1.0),
@@ -35,6 +38,9 @@ SAME_SIZE = 1e-3
 
 Then the log cannot tell the cost of a load from the cost of its bytes.
 """
+FARTHEST = 30.0
+"""So many times a rate, or its inverse, is a mistaken unit: units differ by 1000."""
+SAME_TIME = 1e-3
 Floats = NDArray[np.float64]
 
 
@@ -158,3 +164,41 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
         error=float(np.median(off[fitted])),
         held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"),
     )
+
+
+def check_units(
+    hardware: Hardware, link: str, bytes_per_s: float, columns: Mapping[str, str]
+) -> None:
+    """Raise ValueError for a rate that the base machine's link is nowhere near: a column has
+    another unit than it is said to have.
+    """
+    base = hardware.links[hardware.link_names.index(link)].bytes_per_s
+    if not base / FARTHEST <= bytes_per_s <= base * FARTHEST:
+        told = ",".join(f"{kind}:{column}" for kind, column in columns.items())
+        raise ValueError(
+            f"columns={told} say {bytes_per_s / GB:.4g} GB/s, and {link} of base={hardware.name} has"
+            f" {base / GB:.4g}: a unit is wrong; look at the kinds of bytes (bytes, mb, mib) and io"
+            " (io_us, io_ms, io_s). Where the link is so, choose a nearer base"
+        )
+
+
+def check_base(hardware: Hardware, link: str, fit: LinkFit) -> None:
+    """Raise ValueError where a link of the base has more than a fit says anew, such as a table of
+    measured times: then the machine would not take what the log's constants say.
+    """
+    number = hardware.link_names.index(link)
+    anew = replace(
+        hardware.links[number],
+        peak_gb_per_s=fit.bytes_per_ms * 1e3 / GB,
+        efficiency=1.0,
+        overhead_us=fit.overhead_ms * 1e3,
+    )
+    links = (*hardware.links[:number], anew, *hardware.links[number + 1 :])
+    told_ms = fit.overhead_ms + MIB / fit.bytes_per_ms
+    made_ms = replace(hardware, links=links).hop_ns(number, MIB) / NS_PER_MS
+    if abs(made_ms / told_ms - 1) > SAME_TIME:
+        raise ValueError(
+            f"base={hardware.name}: a load of 1 MiB takes {told_ms:.4g} ms by the log, and would take"
+            f" {made_ms:.4g} on the machine: its link {link} has times of its own (measured.copy_us,"
+            " per_call_us, reads or gather); choose a base without them"
+        )

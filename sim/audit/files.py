@@ -167,8 +167,8 @@ class RunFiles:
 
         It is 0 then even on a device, which may take a moment until its first step.
         """
-        workload = self.config["workload"]
-        if workload.get("arrivals_per_s") is None and workload.get("arrivals_s") is None:
+        timed = ("arrivals_per_s", "arrivals_s", "requests")
+        if all(self.config["workload"].get(name) is None for name in timed):
             return 0
         return int(self.sequences["arrival_ns"].min())  # type: ignore[arg-type]
 
@@ -189,6 +189,7 @@ def read_run(directory: Path) -> RunFiles:
     config = _config(directory / "config.yaml")
     if config["workload"].get("kv_allocation") == "growing":
         tables["ledger"] = _table(directory / "ledger.parquet", LEDGER)
+    _check_together(directory, tables)
     return RunFiles(summary, config, **tables)
 
 
@@ -246,3 +247,33 @@ def _table(place: Path, columns: tuple[str, ...]) -> pl.DataFrame:
             " again"
         )
     return found
+
+
+def _check_together(directory: Path, tables: Mapping[str, pl.DataFrame]) -> None:
+    """Raise `NoRunError` where tables do not name the same sequences and steps: one was cut."""
+    named = {
+        (table, column): set(tables[table][column].to_list())
+        for table, column in (
+            ("sequences", "sequence"),
+            ("tokens", "sequence"),
+            ("tokens", "step"),
+            ("lookups", "step"),
+        )
+    }
+    count = len(tables["sequences"])
+    if not count or len(named["sequences", "sequence"]) < count:
+        raise NoRunError(
+            f"{directory}/sequences.parquet has {count} lines for"
+            f" {len(named['sequences', 'sequence'])} sequences; run again"
+        )
+    for column, whole, part in (
+        ("sequence", "sequences", "tokens"),
+        ("sequence", "tokens", "sequences"),
+        ("step", "tokens", "lookups"),
+    ):
+        if lacking := named[part, column] - named[whole, column]:
+            raise NoRunError(
+                f"{directory}/{whole}.parquet lacks {column} {min(lacking, key=str)}"
+                f" ({len(lacking)} in all), which {part}.parquet has: one of them was cut or is of"
+                " another run; run again"
+            )

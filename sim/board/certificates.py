@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sim.answers.comparison import SAME, row_conditions
+from sim.board.chosen import chosen_fault, header_of
 from sim.board.entries import PARTS, Board, Entry, bytes_in, code_of, command_of, title_of
 from sim.results.coverage import coverage_at
 from sim.results.labels import labels_in
@@ -28,7 +29,6 @@ from sim.study.cells import Cell, make_cell
 from sim.study.plan import Plan
 from sim.study.rows import DONE, Row
 from sim.study.worker import run_cell
-from sim.traces.header import parse_header
 from sim.traces.reading import checked_header
 from sim.traces.trace import trace_sha256
 from sim.values.code import digest, versions
@@ -39,6 +39,7 @@ KIND, SCHEMA = "moelab certificate", 1
 LARGEST_BYTES = 1 << 22
 SIDES = ("a", "b")
 MEASURE = "time of the steps that decode, by sequence; ratio: b's time over a's"
+PAIR = "pair: ratio, interval, coverage and verdict from the sequences' times"
 NEAR = 1e-9
 """Floats agree up to this share: they went through the same formula, perhaps in another order."""
 
@@ -209,11 +210,13 @@ def checks(found: Mapping[str, Any], rerun: bool) -> Iterator[Check]:
     for side in SIDES:
         yield from _check_origin(found["runs"][side], cells[side], side, rerun)
     yield _check_trace(found, cells)
-    yield _check_conditions(found, cells)
-    yield _check_told(found, cells)
+    same, chosen = _check_conditions(found, cells), _check_sequences(found, cells["a"])
+    yield from (same, chosen, _check_told(found, cells))
     for side in SIDES:
         yield from _check_sums(found["runs"][side], side)
-    yield _check_pair(found)
+    # Coverage takes memory by the sequence, and a forged file may name any number of them.
+    is_sound = not (same.fault or chosen.fault)
+    yield _check_pair(found) if is_sound else Check(PAIR, "not computed of such sequences")
     if rerun:
         for side in SIDES:
             yield _check_rerun(found, side, cells[side])
@@ -294,11 +297,22 @@ def _check_conditions(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Ch
     """Whether both runs are of the same work, model and machine."""
     a, b = (cells[side].config for side in SIDES)
     differ = [name for name in SAME if a[name] != b[name]]
-    counts = [len(found["runs"][side]["decode_ns"]) for side in SIDES]
     fault = f"they differ in {', '.join(differ)}" if differ else ""
-    if {*counts, len(found["sequences"])} != {counts[0]}:
-        fault = f"times of {counts[0]} and {counts[1]} sequences, of {len(found['sequences'])}"
+    for name, told in (("decode_ns", "times"), ("decode_tokens", "tokens")):
+        counts = [len(found["runs"][side][name]) for side in SIDES]
+        if {*counts, len(found["sequences"])} != {counts[0]}:
+            sequences = len(found["sequences"])
+            fault = fault or f"{told} of {counts[0]} and {counts[1]} sequences, of {sequences}"
     return Check("both runs: the same work, model, machine and sequences", fault)
+
+
+def _check_sequences(found: Mapping[str, Any], cell: Cell) -> Check:
+    """Whether the sequences are those that the words choose."""
+    what = "sequences: those that the words choose"
+    try:
+        return Check(what, chosen_fault(found["sequences"], cell.config))
+    except (OSError, ValueError) as error:
+        return Check(what, str(error))
 
 
 def _check_told(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Check:
@@ -314,9 +328,7 @@ def _check_told(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Check:
             return Check(what, f"{side} is called {name}, but {wrong[0]} is none of its words")
     config = cells["a"].config
     try:
-        header = parse_header(
-            (trace_directory(str(config["trace"]["path"])) / "header.json").read_bytes()
-        )
+        header = header_of(config)
     except (OSError, ValueError) as error:
         return Check(what, str(error))
     model, machine = make_model(config).name, make_hardware(config).title
@@ -344,10 +356,7 @@ def _check_sums(run: Mapping[str, Any], side: str) -> Iterator[Check]:
 
 def _check_pair(found: Mapping[str, Any]) -> Check:
     """Whether ratio, interval, coverage and verdict follow from the sequences' times."""
-    what, told = (
-        "pair: ratio, interval, coverage and verdict from the sequences' times",
-        found["pair"],
-    )
+    what, told = PAIR, found["pair"]
     a, b = (np.array(found["runs"][side]["decode_ns"], np.float64) for side in SIDES)
     if len(a) != len(b):
         return Check(what, "the runs have different numbers of sequences")

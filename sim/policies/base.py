@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.requires import NOTHING, Given, Requires
-from sim.values.types import Cause, Geometry, PoolPlan
+from sim.values.types import REROUTE, SKIP, Cause, Geometry, PoolPlan
 
 IntArray = NDArray[np.integer]
 FloatArray = NDArray[np.floating]
@@ -189,8 +189,9 @@ class Predictor(Policy, Protocol):
 
     def afresh(self) -> Predictor:
         """The same predictor as before its first gate, for a second walk through the same
-        gates.
+        gates. One that learns must say it itself.
         """
+        return self
 
 
 class CachePolicy(Policy, Protocol):
@@ -273,8 +274,11 @@ class PrecisionSelector(Policy, Protocol):
         REROUTE for any other expert.
 
         Proven bounds depend on it, and so do hit ratios: a need that can only be skipped does not
-        count.
+        count. Who does not say it may answer anything.
         """
+        if self.constant is not None:
+            return (self.constant,)
+        return (*range(len(self.precisions)), SKIP, *([REROUTE] if self.reroutes else []))
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]: ...
 

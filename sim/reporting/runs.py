@@ -161,9 +161,16 @@ def read_runs(directories: Sequence[Path]) -> list[ReportedRun]:
     """The runs in ``directories``, labelled: each a run's own folder, or one that has runs below it
     (of a multirun or a study), or a study whose cells are rows alone.
 
-    Raise ValueError for a directory that holds no run.
+    Raise ValueError for a directory that holds no run, and for a run that is named twice.
     """
     found = [each for directory in directories for each in _found_in(directory)]
+    seen: set[Path] = set()
+    for place, _, _ in found:
+        if (whole := place.resolve()) in seen:
+            raise ValueError(
+                f"{place} is named twice, by itself or by a folder above it; name it once"
+            )
+        seen.add(whole)
     labels = _labels([summary for _, summary, _ in found])
     return [
         ReportedRun(label, place, summary, times)

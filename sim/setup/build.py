@@ -28,6 +28,7 @@ from sim.machine.swap import paging_of
 from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
+from sim.setup.answers import check_answers, check_said
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
@@ -81,6 +82,7 @@ def build(
     config = with_gates(checked_settings(cfg))
     shared = shared or Shared(0)
     parts = make_parts(config)
+    check_said(parts.policies(), parts.model)
     model, hardware, selector = parts.model, parts.hardware, parts.precision
     check_changed(hardware, changed)
     trace = trace or _shared_trace(parts, shared)
@@ -362,6 +364,7 @@ def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = N
     """The controller of these parts; it keeps the policies. ``kv_room``: where slots shrink. Raise
     ValueError for parts that do not go together.
     """
+    check_answers(parts.policies(), geometry)
     hardware, model, predictor, loader = (
         parts.hardware,
         parts.model,

@@ -332,7 +332,7 @@ def given_arrivals(given: Sequence[float] | str) -> tuple[int, ...]:
     """Arrivals in ns, from a list of seconds or the path of a text file of them.
 
     The file has one time a line; ``#`` begins a comment. Raise ValueError for a value that is no
-    time or is too late, OSError for a file that cannot be read.
+    time or is too late, and for a file that cannot be read.
     """
     return tuple([round(time_s * NS_PER_S) for time_s in _times_of(given)])
 
@@ -354,9 +354,22 @@ def _times_of(given: Sequence[float] | str) -> Iterable[float]:
         yield time_s
 
 
+def lines_in(key: str, file: Path, way: str) -> list[str]:
+    """The lines of the text file that a key names. Raise ValueError, with the way out, where it
+    cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"{key}={file}: {error.strerror}; name {way}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{key}={file} is no text in UTF-8 ({error}); name {way}") from error
+
+
 def _lines_of(file: Path) -> Iterable[tuple[str, float]]:
     """The times in ``file``, each with a name that gives its line."""
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    way = "a text file with one time a line, in seconds"
+    for number, line in enumerate(lines_in("workload.arrivals_s", file, way), start=1):
         text = line.partition("#")[0].strip()
         if not text:
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.values.units import NS_PER_S, require_number
-from sim.workload.batching import FROM_FIRST, check_latest
+from sim.workload.batching import FROM_FIRST, check_latest, lines_in
 
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 NS_PER_MS = NS_PER_S // 1000
@@ -35,8 +35,7 @@ class Told:
 def read_requests(given: str | Sequence[object], block_tokens: int) -> tuple[Told, ...]:
     """The requests of a file, or of a list of such objects, in its order.
 
-    Raise ValueError, with the line, for what is not of the format; OSError where the file cannot be
-    read.
+    Raise ValueError, with the line, for what is not of the format, and for no file that can be read.
     """
     name = given if isinstance(given, str) else "workload.requests"
     found = [_told(place, fields, block_tokens) for place, fields in objects_of(given)]
@@ -53,7 +52,7 @@ def objects_of(given: str | Sequence[Any]) -> Iterator[tuple[str, Any]]:
     if not isinstance(given, str):
         yield from ((f"workload.requests[{n}]", fields) for n, fields in enumerate(given))
         return
-    lines = Path(given).read_text(encoding="utf-8").splitlines()
+    lines = lines_in("workload.requests", Path(given), f"a file with {FORMAT}")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

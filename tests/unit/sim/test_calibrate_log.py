@@ -405,10 +405,12 @@ def test_lanes_are_fitted_to_half_of_the_rows_or_so_many_and_told_by_the_others(
     count = [16]
     fit = SimpleNamespace(
         compute_ms=3.5,
+        engine_gb_per_s=2.0,
         file=lambda told, **given: asked.append((told, given)) or "defaults: [a]\nname: mine\n",
     )
     values = lambda: {"io": np.zeros(count[0]), "loads": 1}  # noqa: E731
-    hardware = SimpleNamespace(link_names=("pcie", "nvme"))
+    links = [SimpleNamespace(bytes_per_s=6e9)] * 2
+    hardware = SimpleNamespace(link_names=("pcie", "nvme"), links=links)
     model = SimpleNamespace(projection_bytes=lambda precision: (1, 2, 3))
     for name, answer in (
         ("read_log", lambda *_: values()),
@@ -475,3 +477,34 @@ def test_lanes_are_fitted_to_half_of_the_rows_or_so_many_and_told_by_the_others(
     assert main([]) == 0
     assert capsys.readouterr().out == f"{one.output}: {told}\n"
     assert one.output.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rate"),
+    [
+        ("mib:moved,loads:loads,io_ms:io", r"2\.097e\+06"),
+        ("bytes:moved,loads:loads,io_s:io", r"0\.002"),
+        ("bytes:moved,loads:loads,io_us:io", "2000"),
+    ],
+)
+def test_a_unit_that_makes_a_link_nowhere_near_its_base_is_refused(
+    kinds: str, rate: str, tmp_path: Path
+) -> None:
+    told = rf"^columns={kinds} say {rate} GB/s, and pcie of base=rtx4090_pcie4 has 25\.7: a unit"
+    with pytest.raises(ValueError, match=told):
+        calibrate(parse(request(made(tmp_path), columns=f"columns={kinds}")))
+
+
+def test_a_base_whose_link_has_measured_times_is_refused(tmp_path: Path) -> None:
+    """The file said 2 GB/s, and a run of it took the base's 48."""
+    asked = replace(parse(request(made(tmp_path))), base="h100_sxm_pcie5_measured")
+    told = r"takes 1\.024 ms by the log, and would take 0\.2533 on the machine: its link pcie has"
+    with pytest.raises(ValueError, match=told):
+        calibrate(asked)
+
+
+def test_a_word_about_the_machine_that_the_file_would_not_have_is_refused(tmp_path: Path) -> None:
+    for word in ("hardware.compute.memory_gb_per_s=500", "hardware.memory_gib=3"):
+        with pytest.raises(ValueError, match=rf"^{word} would not stand in the file, .*base=rtx40"):
+            parse(request(made(tmp_path), word))
+    assert parse(request(made(tmp_path), "hardware.links.pcie.overhead_us=3")).words

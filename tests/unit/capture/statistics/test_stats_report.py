@@ -259,3 +259,10 @@ def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_fou
         assert rows["popularity_alone"].to_list() == pytest.approx(
             known["reuse_iid_global"], abs=6e-5
         )
+
+
+def test_a_trace_that_is_given_twice_is_refused_however_it_is_spelt(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    for second in (tmp_path, tmp_path / "x" / "..", tmp_path / "link"):
+        with pytest.raises(ValueError, match=r" is given twice; name each trace once$"):
+            parse([str(tmp_path), str(second)])

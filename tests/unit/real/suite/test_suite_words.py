@@ -15,6 +15,7 @@ from real.suite.__main__ import main, parse
 from real.suite.bundle import bundle, is_read, tracked
 from real.suite.needs import Missing, advice, missing, pack
 from sim.values.places import ROOT
+from sim.verbs.table import verb_of
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_un
     tmp_path: Path,
 ) -> None:
     packed = tmp_path / "bundle.tar.xz"
-    told = bundle([], packed)
+    told = bundle([], packed, 64 << 20)
     assert told.packed_bytes == packed.stat().st_size
     names = tracked()
     assert told.tree_bytes + told.left_out_bytes == sum(
@@ -130,6 +131,21 @@ def test_a_bundle_that_is_too_large_is_not_written(
     assert main(["bundle", f"output={tmp_path / 'all.tar.xz'}", "most_mib=some"]) == 2
     assert "most_mib=some must be a whole number" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bundle_may_take_what_the_help_says_where_no_size_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refused(modules: list[str], output: Path, most_bytes: int) -> None:
+        asked.append(most_bytes)
+        raise ValueError("too large")
+
+    monkeypatch.setattr("real.suite.bundle.bundle", refused)
+    assert main(["bundle", f"output={tmp_path / 'all.tar.xz'}"]) == 2
+    option = next(one for one in verb_of("suite").options if one.key == "most_mib")
+    assert asked == [int(option.default) << 20]
 
 
 def test_only_the_files_of_other_models_are_left_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from real.validation.judge import Case, as_row, coverage, intervals, rankings
+from real.validation.report import _free
 
 
 def case(system: str, predicted: int, *measured: int, share: float = 0.5) -> Case:
@@ -28,6 +29,14 @@ def test_the_error_is_against_the_median_of_the_repeats_and_the_noise_is_theirs(
 
 def test_one_run_has_no_noise() -> None:
     assert case("a", 100, 100).noise == case("a", 100, 100).step_noise == 0
+
+
+def test_the_report_does_not_tell_a_noise_that_nobody_knows() -> None:
+    once, twice = _free([case("a", 100, 100), case("b", 100, 90, 110)])[6:8]
+    assert once.split(" | ")[5] == "-"
+    assert once.endswith("| - |")
+    assert "-" not in twice.split(" | ")[5]
+    assert twice.endswith("% |")
 
 
 def test_only_pairs_that_differ_by_more_than_the_noise_count_for_the_order() -> None:

@@ -193,6 +193,15 @@ def test_repeats_are_interleaved_and_the_order_is_the_seeds() -> None:
             "unknown closed_loop=ajar; known: teacher-forced",
         ),
         (["systems=lru", "budgets=7", "device=null"], "resident_share"),
+        (
+            ["systems=lru", "budgets=0.5", "live.sequences=1"],
+            "live.sequences=1: a trace is replayed",
+        ),
+        (["systems=lru", "budgets=0.5", "input=live"], "input=live: a trace is replayed here"),
+        (
+            ["systems=lru", "budgets=0.5", "device=null", "engine.links=free"],
+            "engine.links=free changes nothing on device=null",
+        ),
         pytest.param(
             [
                 "systems=lru",

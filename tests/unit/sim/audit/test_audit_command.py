@@ -230,9 +230,26 @@ def without_keys(section: str, *keys: str, **more: str) -> Callable[[Path], None
     return change
 
 
+def cut(table: str, part: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        place = folder / f"{table}.parquet"
+        part(pl.read_parquet(place)).write_parquet(place)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (cut("tokens", lambda rows: rows.head(len(rows) // 2)), "tokens.parquet lacks se"),
+        (
+            cut("tokens", lambda rows: rows.filter(pl.col("step") > 0)),
+            "tokens.parquet lacks step 0",
+        ),
+        (cut("tokens", lambda rows: rows.clear()), "tokens.parquet lacks sequence"),
+        (cut("sequences", lambda rows: rows.tail(1)), "sequences.parquet lacks sequence"),
+        (cut("sequences", lambda rows: rows.clear()), "sequences.parquet has 0 lines for 0"),
+        (cut("sequences", lambda rows: pl.concat([rows] * 2)), "sequences.parquet has "),
         (nothing, "holds no run"),
         (write("summary.json", "{"), "holds no run"),
         (write("summary.json", "[1]"), "is no summary of a run: it has no budget.slots"),

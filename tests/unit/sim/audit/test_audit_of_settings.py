@@ -58,7 +58,7 @@ def test_a_machine_has_its_error_unless_its_times_were_changed(
 
 @pytest.mark.parametrize(
     ("workload", "first_ns"),
-    [({}, 0), ({"arrivals_per_s": 2.0}, 5), ({"arrivals_s": [1.0]}, 5)],
+    [({}, 0), ({"arrivals_per_s": 2.0}, 5), ({"arrivals_s": [1.0]}, 5), ({"requests": "x"}, 5)],
 )
 def test_time_counts_from_the_first_arrival_where_requests_arrive(
     workload: dict[str, Any], first_ns: int

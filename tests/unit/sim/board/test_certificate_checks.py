@@ -178,7 +178,10 @@ def test_runs_are_of_the_same_work_and_as_many_sequences(
         "a": SimpleNamespace(config=SAME_CONFIG),
         "b": SimpleNamespace(config=SAME_CONFIG | change),
     }
-    runs = {side: {"decode_ns": [1] * count} for side, count in zip("ab", times, strict=False)}
+    runs = {
+        side: {"decode_ns": [1] * count, "decode_tokens": [1] * count}
+        for side, count in zip("ab", times, strict=False)
+    }
     found = certificates._check_conditions({"runs": runs, "sequences": [0] * times[2]}, cells)
     assert found == Check("both runs: the same work, model, machine and sequences", fault)
 

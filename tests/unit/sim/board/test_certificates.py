@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.boards import plain, small
 from sim.board import certificates
-from sim.board.certificates import certificate, checks, read_certificate
+from sim.board.certificates import PAIR, certificate, checks, read_certificate
 from sim.certify import main
+from sim.results.coverage import coverage_at
+from sim.results.paired import paired
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +191,48 @@ def test_what_is_no_file_of_json_is_refused(tmp_path: Path) -> None:
     place.write_bytes(b" " * (certificates.LARGEST_BYTES + 1))
     with pytest.raises(ValueError, match="no certificate has over"):
         read_certificate(place)
+
+
+def cut(content: dict[str, Any], places: slice) -> dict[str, Any]:
+    """The certificate of a few of its sequences, with arithmetic and names that fit them."""
+    few = plain(content)
+    few["sequences"] = few["sequences"][places]
+    for run in few["runs"].values():
+        for name in ("decode_ns", "decode_tokens"):
+            run[name] = run[name][places]
+        run["tokens_per_s"] = sum(run["decode_tokens"]) / sum(run["decode_ns"]) * 1e9
+    few["board"] = few["board"].replace("4 sequences", f"{len(few['sequences'])} sequences")
+    times = [np.array(few["runs"][side]["decode_ns"], float) for side in "ab"]
+    ahead = paired(*times)
+    covers = coverage_at(np.array(few["runs"]["a"]["decode_tokens"], float))
+    assert ahead.interval is not None
+    assert covers is not None
+    few["pair"] = {
+        "ratio": ahead.speedup,
+        "interval_95": list(ahead.interval),
+        "coverage": asdict(covers),
+    }
+    few["claim"]["a_is"] = ahead.verdict
+    return few
+
+
+def test_a_chosen_few_of_the_sequences_do_not_hold(whole: dict[str, Any]) -> None:
+    few = cut(whole, slice(1, 3))
+    first, second = few["sequences"]
+    assert faults(few) == {
+        "sequences: those that the words choose": (
+            f"the words do not choose {first}, {second} (2 in all)"
+        ),
+        PAIR: "not computed of such sequences",
+    }
+
+
+@pytest.mark.parametrize("longer", ["sequences", "decode_ns", "decode_tokens"])
+def test_a_forged_file_of_many_sequences_takes_no_memory_for_its_coverage(
+    longer: str, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "coverage_at", lambda lengths: pytest.fail("computed"))
+    forged = plain(whole)
+    for part in [forged] if longer == "sequences" else forged["runs"].values():
+        part[longer] = [1] * 1000
+    assert faults(forged)[PAIR] == "not computed of such sequences"

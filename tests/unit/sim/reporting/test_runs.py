@@ -164,6 +164,13 @@ def test_a_studys_runs_are_its_rows_and_what_lies_below_beside_them(
     assert [run.label for run in read_runs([single])] == ["one"], "a run's own folder is one run"
 
 
+def test_a_run_that_is_named_twice_is_refused_however_it_is_spelt(tmp_path: Path) -> None:
+    one = write(tmp_path / "all" / "one", summary("one"))
+    for again in (one, one / ".." / "one", tmp_path / "all"):
+        with pytest.raises(ValueError, match=r"one is named twice, by itself or by a folder above"):
+            read_runs([one, again])
+
+
 def test_a_folder_without_runs_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r".") as refused:
         read_runs([tmp_path])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim.workload.batching import given_arrivals
 from sim.workload.requests import Told, read_requests
 
 
@@ -65,3 +66,23 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     file.write_text("\n{not json\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"requests\.jsonl, line 2: '\{not json' is no JSON"):
         read_requests(str(file), 2)
+
+
+def test_a_file_that_cannot_be_read_is_told_with_its_key(tmp_path: Path) -> None:
+    absent, binary = tmp_path / "absent.jsonl", tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe")
+    for file, says in (
+        (
+            absent,
+            r"workload\.requests=.*absent\.jsonl: No such file or directory; name a file with one",
+        ),
+        (tmp_path, r"workload\.requests=.*: Is a directory; name a file with one line a request"),
+        (
+            binary,
+            r"workload\.requests=.*binary\.jsonl is no text in UTF-8 .*; name a file with one",
+        ),
+    ):
+        with pytest.raises(ValueError, match=says):
+            read_requests(str(file), 2)
+    with pytest.raises(ValueError, match=r"workload\.arrivals_s=.*absent\.jsonl: No such file"):
+        given_arrivals(str(absent))
