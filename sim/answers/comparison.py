@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.results.labels import Labels, labels_in
-from sim.results.latency import Floats, decode_time_and_tokens, prefill_time, whole_time
+from sim.results.latency import Floats, by_batch, decode_time_and_tokens, prefill_time, whole_time
 from sim.results.outputs import served
 from sim.results.paired import Paired, paired
 from sim.results.run import Run
@@ -213,4 +213,5 @@ def _ns(seconds: float) -> int:
 
 
 def _latency(one: Trial) -> Floats:
-    return (one.sequences["end_ns"] - one.sequences["arrival_ns"]).to_numpy().astype(np.float64)
+    found = (one.sequences["end_ns"] - one.sequences["arrival_ns"]).to_numpy()
+    return by_batch(one, found.astype(np.float64))

@@ -26,8 +26,39 @@ Parts = tuple[list[float], list[float]]
 def parts(run: RunFiles) -> dict[str, Parts]:
     """Numerators and denominators by key of ``ci95``.
 
-    A step's time and lookups are shared equally by its sequences.
+    A step's time and lookups are shared equally by its sequences. Sequences that share steps are
+    one observation: their parts are summed at the first of them, and the others have none.
     """
+    first = first_of_batch(run)
+    return {
+        name: (_summed(first, above), _summed(first, below))
+        for name, (above, below) in _by_sequence(run).items()
+    }
+
+
+def first_of_batch(run: RunFiles) -> list[int]:
+    """By place in ``sequences``, the first place of those with which it shares steps, if only
+    through others.
+    """
+    places = {sequence: place for place, sequence in enumerate(run.sequences["sequence"].to_list())}
+    first, of_step = list(range(len(places))), dict[int, int]()
+    for step, sequence in run.tokens.select("step", "sequence").iter_rows():
+        ours = first[places[sequence]]
+        theirs = first[of_step.setdefault(step, places[sequence])]
+        if ours != theirs:
+            low, high = sorted((ours, theirs))
+            first = [low if place == high else place for place in first]
+    return first
+
+
+def _summed(first: Sequence[int], values: Sequence[float]) -> list[float]:
+    found = [0.0] * len(values)
+    for place, value in zip(first, values, strict=True):
+        found[place] += value
+    return found
+
+
+def _by_sequence(run: RunFiles) -> dict[str, Parts]:
     of, tokens = run.sequences, list(counts_after_the_first(run).values())
     ttft = (of["first_token_ns"] - of["arrival_ns"]).to_list()
     latency = (of["end_ns"] - of["arrival_ns"]).to_list()

@@ -11,7 +11,13 @@ from sim.machine.hardware import NEVER
 from sim.results.frames import Frames
 from sim.results.intervals import interval_beside
 from sim.results.labels import error_of
-from sim.results.latency import Floats, decode_time_and_tokens
+from sim.results.latency import (
+    Floats,
+    by_batch,
+    decode_time_and_tokens,
+    tokens_after_the_first,
+    tokens_by_sequence,
+)
 from sim.results.run import Run
 
 COMPARED = "compared"
@@ -19,14 +25,20 @@ COMPARED = "compared"
 
 
 def decode_parts(frames: Frames) -> dict[str, tuple[Floats, Floats]]:
-    """Numerators and denominators, by sequence, of the numbers whose errors machines have."""
+    """Numerators and denominators, by sequence or batch, of the numbers whose errors machines
+    have.
+    """
     sequences = frames.sequences
-    decode_ns, tokens = decode_time_and_tokens(frames)
+    decode_ns, of_batches = decode_time_and_tokens(frames)
+    tokens = tokens_by_sequence(frames, tokens_after_the_first(frames))
     since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
     tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
     return {
-        "decode_tokens_per_s": (tokens * 1e9, decode_ns),
-        "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
+        "decode_tokens_per_s": (of_batches * 1e9, decode_ns),
+        "tpot_s": (
+            by_batch(frames, tpot / 1e9),
+            by_batch(frames, (tokens > 0).astype(np.float64)),
+        ),
     }
 
 

@@ -41,7 +41,7 @@ def request_times(frames: Frames) -> dict[str, Any]:
         tokens_after_the_first(frames),
         frames.tokens.filter(pl.col("phase") == "prefill"),
     )
-    count = _count_by_sequence(frames, after)
+    count = tokens_by_sequence(frames, after)
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy()
     per_token = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
     return {
@@ -98,40 +98,67 @@ def with_drafting(tokens: pl.DataFrame) -> pl.DataFrame:
 
 
 def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
-    """The decode time of each sequence, in ns, and the number of its tokens after the first.
+    """The decode time of each sequence, in ns, and the number of its tokens after the first; those
+    of a batch stand at its first sequence (`by_batch`).
 
-    Decode time is the time of the steps that gave such tokens, each shared equally among the
-    sequences that got one.
+    Decode time is the time of the steps that gave such tokens.
     """
     if isinstance(frames, Frames) and frames in _DECODED:
         return _DECODED[frames]
     after = tokens_after_the_first(frames)
-    found = _shared_time(frames, after), _count_by_sequence(frames, after)
+    found = _shared_time(frames, after), by_batch(frames, tokens_by_sequence(frames, after))
     if isinstance(frames, Frames):
         _DECODED[frames] = found
     return found
 
 
 def prefill_time(frames: Tables) -> Floats:
-    """The time of the steps that read each sequence's prompt, in ns, shared as decode time is."""
+    """The time of the steps that read each sequence's prompt, in ns; that of a batch stands at its
+    first sequence.
+    """
     return _shared_time(frames, frames.tokens.filter(pl.col("phase") == "prefill"))
 
 
 def whole_time(frames: Tables) -> Floats:
-    """The time of all steps of each sequence, in ns, shared as decode time is."""
+    """The time of all steps of each sequence, in ns; that of a batch stands at its first one."""
     return _shared_time(frames, frames.tokens)
 
 
 def _shared_time(frames: Tables, rows: pl.DataFrame) -> Floats:
     share = rows.select("sequence", (pl.col("end_ns") - pl.col("start_ns")) / pl.len().over("step"))
-    return _by_sequence(
-        frames,
-        share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum()),
-        "end_ns",
-    )
+    found = share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum())
+    return by_batch(frames, _by_sequence(frames, found, "end_ns"))
 
 
-def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
+def by_batch(frames: Tables, values: Floats) -> Floats:
+    """Values by sequence; those of sequences that shared a step, if only through others, are summed
+    at the first of them, and the others have 0.
+
+    What shares steps takes its time together, and is one observation. With a part of it for each
+    sequence, intervals would be of what does not vary. They leave out what adds nothing.
+    """
+    tokens = frames.tokens.select("step", "sequence")
+    if tokens.n_unique() == tokens["step"].n_unique():
+        return values
+    # Late: most runs have no batch.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    numbers = frames.sequences.select("sequence").with_row_index("row")
+    pairs = tokens.unique().join(numbers, on="sequence").with_columns(pl.col("step").rank("dense"))
+    steps, rows = pairs["step"].to_numpy().astype(np.int64) - 1, pairs["row"].to_numpy()
+    # A graph of sequences and steps, each joined with those that it took part in.
+    size = len(values) + int(steps.max()) + 1
+    joined = coo_array((np.ones(len(rows)), (rows, len(values) + steps)), shape=(size, size))
+    batches = connected_components(joined, directed=False)[1][: len(values)]
+    _, firsts, batch_of = np.unique(batches, return_index=True, return_inverse=True)
+    found = np.zeros(len(values))
+    found[firsts] = np.bincount(batch_of, weights=values)
+    return found
+
+
+def tokens_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
+    """How many tokens ``rows`` have of each sequence."""
     counts = rows.group_by("sequence").agg(pl.col("new_tokens").sum())
     return _by_sequence(frames, counts, "new_tokens")
 

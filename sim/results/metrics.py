@@ -23,7 +23,7 @@ from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
 from sim.results.intervals import ratio_intervals, share_interval
 from sim.results.labels import labels_of
-from sim.results.latency import Floats, prefill_time, request_times
+from sim.results.latency import Floats, by_batch, prefill_time, request_times
 from sim.results.prefixes import prefixes_section, tiers_told
 from sim.results.run import Run
 from sim.results.sections import (
@@ -358,7 +358,7 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _intervals(frames: Frames, decode: pl.DataFrame) -> dict[str, tuple[float, float] | None]:
     sequences = frames.sequences
-    one = np.ones(len(sequences))
+    one = by_batch(frames, np.ones(len(sequences)))
     latency = (sequences["end_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     counted, found = _hits_by_sequence(frames, decode)
@@ -366,11 +366,11 @@ def _intervals(frames: Frames, decode: pl.DataFrame) -> dict[str, tuple[float, f
     return ratio_intervals(
         decode_parts(frames)
         | {
-            "ttft_s": (ttft / 1e9, one),
-            "latency_s": (latency / 1e9, one),
-            "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
+            "ttft_s": (by_batch(frames, ttft / 1e9), one),
+            "latency_s": (by_batch(frames, latency / 1e9), one),
+            "prefill_tokens_per_s": (by_batch(frames, prompts * 1e9), prefill_time(frames)),
         }
-    ) | {"hit_ratio": share_interval(found, counted)}
+    ) | {"hit_ratio": share_interval(by_batch(frames, found), by_batch(frames, counted))}
 
 
 def _hits_by_sequence(frames: Frames, decode: pl.DataFrame) -> tuple[Floats, Floats]:

@@ -9,8 +9,8 @@ import numpy as np
 from sim.results.intervals import MIN_SEQUENCES, Floats, estimate
 
 FASTER, SLOWER, CANNOT_TELL = "faster", "slower", "cannot tell"
-TOO_FEW = f"cannot tell: fewer than {MIN_SEQUENCES} sequences"
-"""The verdict where too few sequences stand behind an interval."""
+TOO_FEW = f"cannot tell: fewer than {MIN_SEQUENCES} independent sequences"
+"""The verdict where too few sequences stand behind an interval. Those of a batch are one."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Paired:
 
     ``speedup`` is the other's time over its own (above 1: faster). ``interval`` is the 95 %
     interval of the speedup over sequences, ``p_faster`` the confidence (0 to 1) that it is faster.
-    Both are None for fewer than two sequences. ``sequences`` counts those that took any time.
+    Both are None for fewer than two sequences. ``sequences`` counts those that took any time; all
+    that share steps are one (`sim.results.latency.by_batch`).
     """
 
     speedup: float
@@ -45,7 +46,7 @@ class Paired:
     def __str__(self) -> str:
         """``1.29x [1.25, 1.33]``."""
         low_high = (
-            "one sequence"
+            "no interval"
             if self.interval is None
             else f"{self.interval[0]:.2f}, {self.interval[1]:.2f}"
         )

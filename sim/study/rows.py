@@ -78,8 +78,8 @@ TEXTS = (
 INTERVALS = ("decode_tokens_per_s", "ttft_s", "tpot_s", "hit_ratio")
 """Numbers whose 95 % intervals have columns ``ci95.NAME.low`` and ``ci95.NAME.high``."""
 LISTS = {"sequence": pl.Int64, "decode_ns": pl.Float64, "decode_tokens": pl.Float64}
-"""Columns of lists by sequence: its number, its share of the time of the steps that decoded it, and
-its tokens in these steps.
+"""Columns of lists by sequence: its number, the time of the steps that decoded it, and its tokens in
+these steps. Of sequences that share steps the first has the sums, and the others have 0.
 """
 AXIS = "axis."
 """What the column of a varied key begins with."""

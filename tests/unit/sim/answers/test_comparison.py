@@ -20,7 +20,7 @@ from sim.answers.comparison import Comparison, compared, short
 from sim.compare import NEEDED, answer, main, read_run, table_of
 from sim.results.labels import Labels
 from sim.results.outputs import write_outputs
-from sim.results.paired import FASTER, paired
+from sim.results.paired import FASTER, TOO_FEW, paired
 from sim.setup.execute import execute
 from sim.study.trials import Trial, prepared, trial
 
@@ -120,8 +120,13 @@ def test_files_say_what_the_simulation_said(
     assert from_files == compared(NAMES, *trials.values())
 
 
-@pytest.mark.parametrize("arrivals", ["arrivals_per_s=0.05", "arrivals_s=[0,0,0,0]"])
-def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
+@pytest.mark.parametrize(
+    ("arrivals", "verdict"),
+    [("arrivals_per_s=0.05", FASTER), ("arrivals_s=[0,0,0,0]", TOO_FEW)],
+    ids=["one after another", "together"],
+)
+def test_with_arrivals_the_latency_decides(arrivals: str, verdict: str) -> None:
+    """Requests that share steps are one observation: of it there is no verdict."""
     short = ("trace.max_sequences=4", "workload.decode_tokens=24")
     words = (*short, "workload=continuous_4", f"workload.{arrivals}")
     one, other = (trial([f"system={system}", *words]) for system in ("hobbit", "load_on_demand"))
@@ -129,7 +134,8 @@ def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
     assert list(found.ratios)[:2] == ["latency", "all steps"]
     spent = [float((o.sequences["end_ns"] - o.sequences["arrival_ns"]).sum()) for o in (one, other)]
     assert found.verdict.speedup == pytest.approx(spent[1] / spent[0])
-    assert found.verdict.verdict == FASTER
+    assert found.verdict.verdict == verdict
+    assert (found.verdict.interval is None) == (verdict == TOO_FEW)
 
 
 # What is refused
@@ -376,7 +382,7 @@ def test_too_few_sequences_have_figures_and_no_verdict(
     )
     told = answer(few)
     assert told.startswith(
-        "Cannot tell whether A (x) or B (y) is faster (fewer than 4 sequences). B's time over A's, "
+        "Cannot tell whether A (x) or B (y) is faster (fewer than 4 independent sequences). B's time over A's, "
     )
     assert "all steps 1.50x [1.50, 1.50]" in told
 

@@ -49,7 +49,7 @@ def test_a_probability_is_told_between_its_ends(p_faster: float | None, told: st
         (
             (1.25, 1.75),
             3,
-            "Cannot tell whether A (x) or B (y) is faster (fewer than 4 sequences)",
+            "Cannot tell whether A (x) or B (y) is faster (fewer than 4 independent sequences)",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_staging_slots_are_told_where_they_differ(held: tuple[int, int], told: s
 def test_every_ratio_is_told_and_then_how_both_serve_where_that_differs() -> None:
     more = {"decode": Paired(0.5, None, None, 1)}
     assert answer(found(ratios=more, served=("at fp16", "at int4"))) == (
-        f"{HEAD}all steps 1.50x [1.25, 1.75], P(A faster) 0.500; decode 0.50x [one sequence]. They"
+        f"{HEAD}all steps 1.50x [1.25, 1.75], P(A faster) 0.500; decode 0.50x [no interval]. They"
         " are not of one quality: A serves at fp16; B at int4."
     )
 

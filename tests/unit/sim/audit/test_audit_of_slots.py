@@ -22,17 +22,31 @@ near = pytest.approx
 
 
 def test_the_parts_of_a_sequence_are_its_tokens_its_times_and_its_share_of_the_lookups() -> None:
-    """Step 2 is of both: 40 ns, four needs asked for, two found. Step 3 is the first one's alone."""
-    one = [1.0, 1.0, 1.0]
+    """Step 2 is of both: 40 ns, four needs asked for, two found. Step 3 is the first one's alone.
+    So both are one observation, at the first one.
+    """
     found = intervals.parts(files())
     assert {key: tuple(map(near, both)) for key, both in found.items()} == {
-        "decode_tokens_per_s": ([2e9, 1e9, 0], [50, 20, 0]),
-        "tpot_s": ([65e-9, 40e-9, 0], [1, 1, 0]),
-        "ttft_s": ([95e-9, 110e-9, 190e-9], one),
-        "latency_s": ([225e-9, 150e-9, 190e-9], one),
-        "prefill_tokens_per_s": ([3e9, 2e9, 1e9], [90, 60, 15]),
-        "hit_ratio": ([1, 1, 0], [5, 2, 0]),
+        "decode_tokens_per_s": ([3e9, 0, 0], [70, 0, 0]),
+        "tpot_s": ([105e-9, 0, 0], [2, 0, 0]),
+        "ttft_s": ([205e-9, 0, 190e-9], [2, 0, 1]),
+        "latency_s": ([375e-9, 0, 190e-9], [2, 0, 1]),
+        "prefill_tokens_per_s": ([5e9, 0, 1e9], [150, 0, 15]),
+        "hit_ratio": ([2, 0, 0], [7, 0, 0]),
     }
+
+
+def test_a_batch_is_all_that_share_steps_if_only_through_others_here_too() -> None:
+    """Steps of 3 with 1, 5 with 4, and 1 with 4; 2 and 9 are alone."""
+    steps = [(0, 3), (0, 1), (1, 5), (1, 4), (2, 2), (7, 1), (7, 4), (8, 4), (9, 9)]
+    run = replace(
+        files(),
+        tokens=pl.DataFrame(steps, ["step", "sequence"], orient="row"),
+        sequences=pl.DataFrame({"sequence": [2, 3, 1, 9, 4, 5]}),
+    )
+    assert intervals.first_of_batch(run) == [0, 1, 1, 3, 1, 1]
+    run = replace(run, tokens=run.tokens.filter(pl.col("step") != 7))
+    assert intervals.first_of_batch(run) == [0, 1, 1, 3, 4, 4]
 
 
 def test_two_equal_sequences_have_one_degree_of_freedom_and_a_machine_has_its_systems() -> None:
@@ -64,9 +78,12 @@ def test_an_interval_is_expected_of_what_was_told_and_with_the_machine_where_it_
     }
     error = {"_target_": "x", "log_error": 0.3, "systems": 2}
     machine = {"links": {"pcie": {}}, "validated": error}
-    parts = intervals.parts(files())
+    # Nobody shares a step. All lookups are then the first one's, and hits have no interval.
+    step = pl.when((pl.col("step") == 2) & (pl.col("sequence") == 1)).then(5).otherwise("step")
+    apart = files().tokens.with_columns(step=step.cast(files().tokens["step"].dtype))
+    parts = intervals.parts(replace(files(), tokens=apart))
     value = {
-        "decode_tokens_per_s": 3e9 / 70,
+        "decode_tokens_per_s": 3e9 / 110,
         "tpot_s": 52.5e-9,
         "latency_s": 565e-9 / 3,
         "prefill_tokens_per_s": 6e9 / 165,
@@ -76,10 +93,11 @@ def test_an_interval_is_expected_of_what_was_told_and_with_the_machine_where_it_
     for name in parts:
         of = intervals.of_share if name == "hit_ratio" else intervals.interval
         ends = of(*parts[name])
-        assert ends is not None
-        if name == "ttft_s":
-            expected["ci95.ttft_s"] = None
+        assert (ends is None) == (name == "hit_ratio")
+        if name in ("ttft_s", "hit_ratio"):
+            expected[f"ci95.{name}"] = None
             continue
+        assert ends is not None
         expected[f"ci95.{name}"] = value[name]
         expected |= {f"ci95.{name}[{place}]": near(end) for place, end in enumerate(ends)}
     plain = dict(expected)
@@ -97,9 +115,12 @@ def test_an_interval_is_expected_of_what_was_told_and_with_the_machine_where_it_
             for key, one in given(intervals.rules(run)).items()
         }
 
-    assert found(files(summary=told, hardware=machine)) == expected
-    assert found(files(summary=told | {"real": {}}, hardware=machine)) == plain
-    assert found(files(summary=told)) == plain
+    def run(**given: Any) -> RunFiles:
+        return replace(files(**given), tokens=apart)
+
+    assert found(run(summary=told, hardware=machine)) == expected
+    assert found(run(summary=told | {"real": {}}, hardware=machine)) == plain
+    assert found(run(summary=told)) == plain
     # One sequence of one token: nothing to compare, and no time between tokens.
     one = replace(
         files(summary=told),

@@ -10,9 +10,10 @@ import polars as pl
 import pytest
 
 from sim.results.frames import Frames
-from sim.results.intervals import ratio_interval, share_interval
+from sim.results.intervals import ratio_interval
 from sim.results.latency import (
     _rate,
+    by_batch,
     decode_time_and_tokens,
     prefill_time,
     request_times,
@@ -86,12 +87,28 @@ def test_a_run_that_decodes_nothing_has_no_time_per_token() -> None:
     )
 
 
-def test_the_time_of_a_step_is_shared_equally_among_its_sequences() -> None:
+# Contracts: C112
+def test_sequences_that_share_a_step_are_one_observation_at_the_first_of_them() -> None:
     frames = three_requests()
     decode_ns, tokens = decode_time_and_tokens(frames)
-    assert (decode_ns.tolist(), tokens.tolist()) == ([50, 20, 0], [2, 1, 0])
-    assert prefill_time(frames).tolist() == [100, 60, 20]
-    assert whole_time(frames).tolist() == [150, 80, 20]
+    assert (decode_ns.tolist(), tokens.tolist()) == ([70, 0, 0], [3, 0, 0])
+    assert prefill_time(frames).tolist() == [160, 0, 20]
+    assert whole_time(frames).tolist() == [230, 0, 20]
+
+
+def test_a_batch_is_all_that_share_steps_if_only_through_others() -> None:
+    """Steps of 3 with 1, 5 with 4, and 1 with 4; 2 and 9 are alone."""
+    steps = [(0, 3), (0, 1), (1, 5), (1, 4), (2, 2), (7, 1), (7, 4), (8, 4), (9, 9)]
+    frames: Any = SimpleNamespace(
+        tokens=pl.DataFrame(steps, ["step", "sequence"], orient="row"),
+        sequences=pl.DataFrame({"sequence": [2, 3, 1, 9, 4, 5]}),
+    )
+    values = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    assert by_batch(frames, values).tolist() == [1, 54, 0, 8, 0, 0]
+    frames.tokens = frames.tokens.filter(pl.col("step") != 7)
+    assert by_batch(frames, values).tolist() == [1, 6, 0, 8, 48, 0]
+    frames.tokens = frames.tokens.unique("step", keep="first", maintain_order=True)
+    assert by_batch(frames, values) is values
 
 
 def test_of_a_run_they_are_computed_once_and_of_its_files_each_time() -> None:
@@ -100,13 +117,13 @@ def test_of_a_run_they_are_computed_once_and_of_its_files_each_time() -> None:
     vars(frames).update(tokens=files.tokens, sequences=files.sequences)
     found = decode_time_and_tokens(frames)
     assert decode_time_and_tokens(frames) is found
-    assert [column.tolist() for column in found] == [[50, 20, 0], [2, 1, 0]]
+    assert [column.tolist() for column in found] == [[70, 0, 0], [3, 0, 0]]
     assert decode_time_and_tokens(files) is not decode_time_and_tokens(files)
 
 
-def test_intervals_are_over_the_sums_of_each_sequence() -> None:
-    """Lookups of a step count in equal parts for its sequences: of step 2 four with three hits, of
-    step 3 two with one, and one that is left out whatever is there.
+def test_intervals_are_over_the_sums_of_each_batch() -> None:
+    """Two of the three share a step. Both have lookups: of step 2 four with three hits, of step 3
+    two with one, and one that is left out whatever is there. The third has none.
     """
     needs = [
         *[("decode", 2, "hit", "never")] * 2,
@@ -122,14 +139,12 @@ def test_intervals_are_over_the_sums_of_each_sequence() -> None:
         return pytest.approx(ratio_interval(np.array(above), np.array(below)))
 
     assert found == {
-        "decode_tokens_per_s": over([2e9, 1e9, 0], [50, 20, 0]),
-        "tpot_s": over([65e-9, 40e-9, 0], [1, 1, 0]),
-        "ttft_s": over([100e-9, 110e-9, 190e-9], [1, 1, 1]),
-        "latency_s": over([230e-9, 150e-9, 190e-9], [1, 1, 1]),
-        "prefill_tokens_per_s": over([3e9, 2e9, 1e9], [100, 60, 20]),
-        "hit_ratio": pytest.approx(
-            share_interval(np.array([2.5, 1.5, 0]), np.array([4.0, 2.0, 0.0]))
-        ),
+        "decode_tokens_per_s": None,
+        "tpot_s": None,
+        "ttft_s": over([210e-9, 190e-9], [2, 1]),
+        "latency_s": over([380e-9, 190e-9], [2, 1]),
+        "prefill_tokens_per_s": over([5e9, 1e9], [160, 20]),
+        "hit_ratio": None,
     }
 
 
@@ -176,7 +191,7 @@ def test_steps_that_draft_are_a_part_of_the_step_that_checks_their_drafts() -> N
     after = tokens_after_the_first(frames).select("step", "sequence", "new_tokens", "since_last_ns")
     assert after.rows() == [(4, 0, 3, 120), (4, 1, 1, 70), (6, 0, 2, 25)]
     decode_ns, tokens = decode_time_and_tokens(frames)
-    assert (decode_ns.tolist(), tokens.tolist()) == ([55, 30], [5, 1])
+    assert (decode_ns.tolist(), tokens.tolist()) == ([85, 0], [6, 0])
 
 
 def test_drafts_tell_what_was_checked_and_kept_and_what_drafting_took() -> None:

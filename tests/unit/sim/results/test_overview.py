@@ -99,7 +99,7 @@ def test_an_answer_in_whole_where_runs_tie_or_are_too_few() -> None:
     few = [Done(one.summary) for one in runs] + [blurred(one, 3) for one in tie]
     assert verdict(overview(few).sets[0]) == (
         f"{where} a has the highest speed of lossless systems, 2 tokens/s (not sure: fewer than 4"
-        " sequences); low is 2.00x as fast and lossy; seer is 4.50x as fast and no system."
+        " independent sequences); low is 2.00x as fast and lossy; seer is 4.50x as fast and no system."
     )
     # The best is lossy itself: no word of the lossy ones, and of one lossless none is left.
     assert verdict(overview([*runs[:2], run("low", 4.0, labels=LOST)]).sets[0]) == (

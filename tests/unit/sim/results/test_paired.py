@@ -43,7 +43,7 @@ def test_fewer_than_four_sequences_have_a_ratio_and_an_interval_but_no_verdict()
         TOO_FEW,
     )
     assert not found.is_decided
-    assert "fewer than 4 sequences" in found.verdict
+    assert "fewer than 4 independent sequences" in found.verdict
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_one_sequence_has_a_ratio_but_no_interval_and_tells_nothing() -> None:
         None,
         TOO_FEW,
     )
-    assert str(found) == "9.00x [one sequence]"
+    assert str(found) == "9.00x [no interval]"
 
 
 def test_a_paired_comparison_needs_the_same_sequences() -> None:

@@ -300,7 +300,7 @@ def test_the_answer_has_every_number_on_fit_and_on_eval() -> None:
         " 1.25x [1.12, 1.50] as fast (faster)",
         "slots=3",
         "  decode_tokens_per_s 1 / 3  makespan_s 2 / 4; on eval it decodes"
-        f" 0.50x [one sequence] as fast ({found[1].speedup.verdict})",
+        f" 0.50x [no interval] as fast ({found[1].speedup.verdict})",
         "lossy (x)",
         OVER,
     ]
