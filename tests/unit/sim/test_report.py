@@ -140,6 +140,14 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
         ("system=lru", "workload.kv_allocation=growing", "++model.kv_bits=100000"),
         ("system=hobbit", "loader.chunk_bytes=65536"),
         ("system=lru", "hardware=rtx4090_nvme"),
+        ("system=lru", "devices=layers_2", "cache.initial=empty"),
+        ("system=lru", "devices=owners_2", "cache.initial=empty"),
+        (
+            "system=lru",
+            "workload.draft_tokens=2",
+            "workload.draft_layers=2",
+            "workload.draft_experts=offloaded",
+        ),
     ],
     ids=" ".join,
 )

@@ -19,9 +19,11 @@ from capture.import_trace import main
 from helpers.round_machine import small
 from sim.audit.__main__ import audit
 from sim.audit.files import read_run
+from sim.core.slots import UNUSED
 from sim.machine import recorded_bytes as recorded
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.precision import PRECISIONS
+from sim.reporting.runs import read_runs
 from sim.results.outputs import write_outputs
 from sim.results.run import Run
 from sim.setup.build import build
@@ -283,3 +285,12 @@ def test_the_audit_agrees_with_a_run_that_takes_an_engine_s_bytes(
     found = audit(read_run(tmp_path / "run"))
     assert not found.differences
     assert {"storage_bytes", "budget.allowed_bytes", "union_over_capacity.mean"} <= {*found.agreed}
+    told = read_runs([tmp_path / "run"])[0].resident_gib()
+    assert told is not None
+    assert told[1][-1] * 2**30 == sum(
+        size
+        for size, state in zip(
+            run.controller.slots.slot_bytes, run.controller.slots.state, strict=True
+        )
+        if state <= UNUSED
+    )
