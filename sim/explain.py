@@ -91,7 +91,7 @@ class Explained:
         key = int(row["key"]) if row["key"] >= 0 else asked.site * run.units + asked.expert
         foreseen = (
             None
-            if self.trace is None
+            if self.trace is None or asked.site >= run.own_sites
             else forecasts(run, self.trace, asked.step, asked.site, asked.expert)
         )
         return [

@@ -12,13 +12,14 @@ import html
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, by_work, read_runs
 from sim.results.intervals import OVER
-from sim.results.labels import Labels, told, write_on
+from sim.results.labels import Labels, fitted, told, write_on
 from sim.results.looks import looks
 from sim.results.outputs import folder_for, own_folder
 from sim.results.overview import Done, Line, Overview, Set, overview
@@ -26,6 +27,10 @@ from sim.results.overview_words import NONE, verdict
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
+MOST_LETTERS = 48
+"""The most letters of a run's name in a figure."""
+TITLE_SHARE = 0.6
+"""The part of a figure's width that its axes have at least, beside a legend."""
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
@@ -86,8 +91,9 @@ def _chapter(runs: Sequence[ReportedRun], output_dir: Path, suffix: str, has_oth
 def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Path) -> str:
     with looks(place.name) as plt:
         figure, axis = plt.subplots(figsize=(9, 3.6 + 0.12 * len(runs)), layout="constrained")
-        draw(axis, runs)
-        axis.set_title(configuration, fontsize=7, color="0.35", wrap=True)
+        draw(axis, _with_short_names(runs))
+        title = fitted([configuration], figure.get_figwidth() * 72 * TITLE_SHARE, 7)
+        axis.set_title("\n".join(title), fontsize=7, color="0.35")
         write_on(figure, _named(runs))
         text = io.StringIO()
         # Leave out dates and addresses, so that equal runs make equal files and nothing in them
@@ -104,6 +110,22 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         .replace('"#', f'"#{place.name}_')
         .replace("url(#", f"url(#{place.name}_")
     )
+
+
+def _with_short_names(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """The runs under names that leave room for the figure: the two ends of a long one, and its
+    number, which tells it from others with the same ends. A ``$`` begins no formula.
+    """
+    names = [run.label for run in runs]
+    if max(map(len, names)) > MOST_LETTERS:
+        half = MOST_LETTERS // 2
+        names = [
+            name if len(name) <= MOST_LETTERS else f"{at}: {name[:half]}..{name[-half:]}"
+            for at, name in enumerate(names, 1)
+        ]
+    return [
+        replace(run, label=name.replace("$", r"\$")) for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def _configuration(runs: Sequence[ReportedRun]) -> str:

@@ -147,7 +147,10 @@ def _shape(path: Path) -> tuple[int, int]:
     frame = _frame(path, COLUMNS, 1)
     num_rows = _collected(refuse, pl.scan_parquet(path, glob=False).select(pl.len())).item()
     refuse("rows", num_rows == 0, num_rows, "must be 1 or more")
-    return int(num_rows), len(frame["indices"][0])
+    first = frame["indices"][0]
+    ranks = 0 if first is None else len(first)
+    refuse("indices, values in row [0]", ranks == 0, ranks, "must be 1 or more")
+    return int(num_rows), ranks
 
 
 def _choices(

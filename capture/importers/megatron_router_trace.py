@@ -93,6 +93,11 @@ def check(request: Request) -> None:
     options = request.options
     one_of("recorded", options.get("recorded", "inference"), RECORDED)
     one_of("sequences", options.get("sequences", "one"), SEQUENCES)
+    if options.get("recorded") == "training" and "sequences" in options:
+        raise ImportFailure(
+            f"sequences={options['sequences']} changes nothing with recorded=training, where each"
+            " step is a prompt of its own; leave it out"
+        )
     one_of("gate_inputs", options.get("gate_inputs", "keep"), KEPT)
     rank = options.get("rank", "0")
     if not rank.isascii() or not rank.isdigit() or len(rank) > 6:

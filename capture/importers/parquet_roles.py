@@ -95,6 +95,12 @@ def schema_of(refuse: Refuse, request: Request, found: Mapping[str, Any]) -> Sch
         rule = f"must be a column (found {_shown(found)})"
         refuse(f"columns, {role}", name not in found, name, rule, "name another one in columns=")
     columns = {role: role for role in ROLES if role in found} | told
+    for key, role in (("gate_inputs", "input"), ("logits", "logits")):
+        if key in request.options and role not in columns:
+            raise ImportFailure(
+                f"{key}={request.options[key]} changes nothing: no column is {role}; leave it out, or"
+                f" name the column in columns={role}:NAME"
+            )
     if request.options.get("gate_inputs") == "no":
         columns.pop("input", None)
     if request.options.get("logits") == "no":

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capture.importers.source import INT32_MAX, ImportFailure, Refuse, count, sha256, untied
+from capture.importers.source import (
+    INT16_MAX,
+    INT32_MAX,
+    ImportFailure,
+    Refuse,
+    count,
+    sha256,
+    untied,
+)
 from sim.traces.gate_inputs import hidden_path
 from sim.traces.header import RANK
 from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
@@ -23,6 +31,8 @@ from sim.verbs.names import names, of_file
 
 FACTS = ("name", "model", "architecture", "experts", "hidden", "expert_intermediate", "licence")
 WHOLE_FACTS = ("experts", "hidden", "expert_intermediate")
+MOST = {"experts": INT16_MAX}
+"""The largest value of a fact that a trace holds as a short number."""
 NEEDED = ("model", "experts", "hidden", "expert_intermediate", "licence")
 EXAMPLE = (
     "name a model of moelab list models, which has its sizes (model=deepseek_moe_16b licence=own),"
@@ -64,11 +74,11 @@ class Request:
 def make_request(given: Mapping[str, str]) -> Request:
     """The request that the arguments describe.
 
-    Raise `ImportFailure` if one of ``WHOLE_FACTS`` is no whole number.
+    Raise `ImportFailure` if one of ``WHOLE_FACTS`` is no whole number, or too large.
     """
     for key in WHOLE_FACTS:
-        if key in given:
-            count(key, given[key])
+        if key in given and count(key, given[key]) > (most := MOST.get(key, INT32_MAX)):
+            raise ImportFailure(f"{key}={given[key]} must be at most {most}, which a trace holds")
     facts = {key: text for key, text in given.items() if key in FACTS}
     options = {
         key: text
@@ -281,9 +291,7 @@ def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> H
                 filter(None, [*(LACKS[word] for word in lacks), recording.also_missing])
             ),
             **unweighted,
-            "split": "even sequences fit, odd sequences eval"
-            if len(sequences) > 1
-            else "one sequence: eval",
+            "split": _split_told([item.sequence for item in sequences]),
             **recording.told,
         },
     )
@@ -293,11 +301,11 @@ def _sequences(rows: Rows, recording: Recording) -> tuple[TraceSequence, ...]:
     numbers, first = np.unique(rows.sequence.astype(np.int64), return_inverse=True)
     decoded = np.bincount(first, rows.phase == DECODE).astype(int).tolist()
     found = np.bincount(first).tolist()
-    several = len(numbers) > 1
+    fits = _of_fit(numbers.tolist())
     return tuple(
         TraceSequence(
             number,
-            "fit" if several and number % 2 == 0 else "eval",
+            "fit" if fits[index] else "eval",
             recording.domains.get(number, "unknown"),
             found[index] - decoded[index],
             decoded[index],
@@ -305,6 +313,25 @@ def _sequences(rows: Rows, recording: Recording) -> tuple[TraceSequence, ...]:
         )
         for index, number in enumerate(numbers.tolist())
     )
+
+
+def _of_fit(numbers: Sequence[int]) -> list[bool]:
+    """Which of several sequences are of the fit split: the even ones, or every other one where the
+    numbers are all even or all odd. Neither split may be empty.
+    """
+    if len(numbers) == 1:
+        return [False]
+    if len({number % 2 for number in numbers}) == 1:
+        return [index % 2 == 0 for index in range(len(numbers))]
+    return [number % 2 == 0 for number in numbers]
+
+
+def _split_told(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return "one sequence: eval"
+    if len({number % 2 for number in numbers}) == 1:
+        return "the first of every two sequences fit, the second eval"
+    return "even sequences fit, odd sequences eval"
 
 
 def steps_of(phase: NDArray[Any], sequence: NDArray[Any]) -> NDArray[np.int32]:

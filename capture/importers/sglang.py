@@ -191,6 +191,8 @@ def _dump(refuse: Refuse, value: object, track: Track[Any]) -> Dump:
     ]
     for key in ("rank", "gatherer_key"):
         for number, record in enumerate(records):
+            plain = isinstance(record[key], (int, str))
+            refuse(f"records[{number}].{key}", not plain, record[key], "must be a number or a text")
             rule = f"must be {records[0][key]!r}, as in records[0]: one rank, one dump"
             refuse(f"records[{number}].{key}", record[key] != records[0][key], record[key], rule)
     index = tuple(number for number, item in enumerate(passes) if len(item.token))
@@ -224,7 +226,8 @@ def _pass(refuse: Refuse, name: str, record: object, to_logical: Ints) -> Pass:
     )
     rule = f"must be {len(token)}, as there are input_ids"
     refuse(f"{name}.positions", len(position) != len(token), len(position), rule)
-    lengths = _whole_numbers(refuse, f"{name}.extend_seq_lens", value["extend_seq_lens"] or [])
+    lengths = value["extend_seq_lens"]
+    lengths = _whole_numbers(refuse, f"{name}.extend_seq_lens", [] if lengths is None else lengths)
     extends = mode in (EXTEND, MIXED)
     wrong = extends and (lengths.sum() != len(token) or (lengths < 1).any())
     rule = f"must be lengths that sum to the {len(token)} tokens of the pass"
@@ -243,9 +246,12 @@ def _pass(refuse: Refuse, name: str, record: object, to_logical: Ints) -> Pass:
 
 
 def _whole_numbers(refuse: Refuse, name: str, value: object) -> Ints:
-    if value == []:
+    if isinstance(value, list) and not value:
         return np.empty(0, np.int64)
-    found = refuse.numbers(name, value, "iu", 1)
+    if hasattr(value, "tolist"):
+        found = array_of(refuse, name, value, "iu", 1)
+    else:
+        found = refuse.numbers(name, value, "iu", 1)
     check_numbers(refuse, name, found)
     return found.astype(np.int64)
 

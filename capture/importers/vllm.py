@@ -208,6 +208,9 @@ def _ids(
             " last never fed"
         )
         refuse(name, len(ids) > fed, f"{len(ids)} rows", rule)
+        rule = f"must have all {fed} rows, or prompt_routed_experts must be null"
+        cut = of_prompt is not None and len(ids) < fed
+        refuse(name, cut, f"{len(ids)} rows", rule, "take the rows of one of both layouts")
         return ids, fed - len(ids)
     parts = []
     if of_prompt is not None:

@@ -26,6 +26,8 @@ class Names:
         self._run, self._layers = run, layers
 
     def site(self, site: int) -> str:
+        if site >= self._run.own_sites:
+            return f"draft layer {site - self._run.own_sites + 1} (site {site})"
         if self._layers is None:
             return f"site {site}"
         layer = self._layers[site]

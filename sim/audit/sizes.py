@@ -5,10 +5,11 @@ Sizes come from the model's in ``config.yaml``, or else from what transfers move
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 import polars as pl
 
@@ -45,9 +46,15 @@ def mean_bits(precision: str) -> float | None:
 
 def variant_bytes(run: RunFiles, precision: str, site: int) -> int | None:
     """The bytes of one stored expert, which a whole load moves; None where no file tells them."""
-    if precision in BITS and not run.is_real:
+    if precision in BITS and not run.is_real and not _recorded(run, precision):
         return _nominal_bytes(run, precision)
     return _moved_bytes(run).get((run.precisions.index(precision), site))
+
+
+def _recorded(run: RunFiles, precision: str) -> Mapping[str, Any] | None:
+    """What the summary tells of the bytes of the trace's engine, if the run took them."""
+    told = run.summary.get("trace", {}).get("expert_bytes")
+    return told if told and told["taken"] and told["stored_as"].lower() == precision else None
 
 
 def _nominal_bytes(run: RunFiles, precision: str) -> int:
@@ -117,35 +124,39 @@ def slot_bytes(run: RunFiles, precision: str, site: int) -> int | None:
 
 def rules(run: RunFiles) -> Iterator[Rule | Left]:
     precisions, model = run.precisions, run.config["model"]
-    stored = run.sites * (int(model["experts"]) - int(model.get("null_experts", 0)))
-    all_sites = range(run.sites)
-    sizes = [variant_bytes(run, name, site) for name in precisions for site in all_sites]
-    if None in sizes or not _alike(run):
+    stored = int(model["experts"]) - int(model.get("null_experts", 0))
+    by_site = [[variant_bytes(run, name, at) for at in range(run.sites)] for name in precisions]
+    known = [_known(run, name, sizes) for name, sizes in zip(precisions, by_site, strict=True)]
+    if None in known:
         yield from (Left(key, UNKNOWN) for key in ("storage_bytes", "budget"))
         return
-    each = [variant_bytes(run, name, 0) or 0 for name in precisions]
     yield Rule(
         "storage_bytes",
-        stored * sum(each),
+        stored * sum(map(sum, filter(None, known))),
         "experts with weights x bytes, over sites and precisions",
     )
     yield from _budget(run, stored)
 
 
-def _alike(run: RunFiles) -> bool:
-    return all(
-        len({variant_bytes(run, name, site) for site in range(run.sites)}) == 1
-        for name in run.precisions
-    )
+def _known(run: RunFiles, precision: str, sizes: Sequence[int | None]) -> list[int] | None:
+    """``sizes`` by site, None unless all are known. They must be alike, or those of an engine: a
+    transfer that was cut moved less than a variant.
+    """
+    known = [size for size in sizes if size is not None]
+    recorded = _recorded(run, precision)
+    ends = [recorded["least"], recorded["most"]] if recorded else known[:1] * 2
+    return known if len(known) == len(sizes) and [min(known), max(known)] == ends else None
 
 
 def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
+    """``stored`` counts the experts of a site that have weights."""
     given, told = run.config["budget"], run.summary["budget"]
-    slots = [slot_bytes(run, name, 0) for name in run.precisions]
+    by_site = [[slot_bytes(run, name, at) for at in range(run.sites)] for name in run.precisions]
+    slots = [None if None in sizes else max(filter(None, sizes)) for sizes in by_site]
     if slots[0] is None or not {"resident_share", "slots_gib"} & set(given):
         yield Left("budget", UNKNOWN if slots[0] is None else "config.yaml names no budget")
         return
-    everything, in_gib = stored * slots[0], given.get("slots_gib")
+    everything, in_gib = stored * sum(filter(None, by_site[0])), given.get("slots_gib")
     # A share is the number as written, not its nearest binary fraction: 0.575 of 1,440 slots are
     # 828.
     part = (
@@ -165,12 +176,13 @@ def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
     )
     for name, size in zip(run.precisions, slots, strict=True):
         yield Rule(
-            f"budget.slot_bytes.{name}", size, "bytes of an expert at what the device holds it at"
+            f"budget.slot_bytes.{name}",
+            size,
+            "bytes of the largest expert at what the device holds it at",
         )
     yield Left("budget.initial_bytes", "what was on the device at the start is in no file")
-    used = sum(
-        told["slots"][name] * (size or 0) for name, size in zip(run.precisions, slots, strict=True)
-    )
+    least = [0 if None in sizes else min(filter(None, sizes)) for sizes in by_site]
+    used = sum(told["slots"][name] * size for name, size in zip(run.precisions, least, strict=True))
     yield Rule(
         "budget.device_bytes",
         Between(used, allowed),
@@ -179,8 +191,8 @@ def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
     if len(run.precisions) == 1 or run.config["cache"].get("scope") == "global":
         yield Rule(
             f"budget.slots.{run.precisions[0]}",
-            Between(0, told["device_bytes"] // slots[0]),
-            "at most device_bytes over the bytes of a slot",
+            Between(0, told["device_bytes"] // least[0]),
+            "at most device_bytes over the bytes of the smallest slot",
         )
         yield from (
             Rule(f"budget.slots.{name}", 0, "they share the pools of the highest")

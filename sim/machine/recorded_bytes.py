@@ -67,6 +67,8 @@ def recorded_bytes(directory: Path, header: Header, model: Model) -> RecordedByt
     if EXPERT_BYTES_FILE not in header.files or model.transplant is not None:
         return None
     _, by_site = read_expert_bytes(directory / EXPERT_BYTES_FILE, header.model.sites)
+    # Runs whose draft layers have sites, which are the last ones, refuse such traces.
+    by_site = by_site[: header.model.sites - header.draft_sites]
     found = RecordedBytes(by_site, header.dtype)
     if found.precision is not None:
         nominal, mean = model.expert_bytes(found.precision), sum(by_site) / len(by_site)

@@ -18,6 +18,7 @@ from sim.results.intervals import Floats
 from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.overview import work_of
+from sim.results.run_log import draft_sites
 from sim.study.dataset import read_cells
 from sim.study.rows import DONE
 
@@ -96,16 +97,40 @@ class ReportedRun:
         return str(next(iter(self.summary["budget"]["slots"])))
 
     @cached_property
-    def plane(self) -> int | None:
-        """The number of keys of one precision (contract C3).
-
-        None without the run's configuration.
-        """
+    def config(self) -> Mapping[str, Any] | None:
+        """The run's configuration, None where it wrote none."""
         place = self.directory / "config.yaml"
-        if not place.is_file():
-            return None
-        model = yaml.safe_load(place.read_text(encoding="utf-8"))["model"]
-        return int(model["sites"]) * (int(model["experts"]) + 1)
+        return yaml.safe_load(place.read_text(encoding="utf-8")) if place.is_file() else None
+
+    def _slot_bytes(self, transfers: pl.DataFrame) -> dict[int, int]:
+        """The bytes of a slot, by the place of its keys: precision * sites + site (contract C3).
+
+        Where the run took the bytes of its trace's engine they are what a site's loads moved; sites
+        without a load are left out.
+        """
+        assert self.config is not None
+        sites = int(self.config["model"]["sites"]) + draft_sites(self.config)
+        of_slots = enumerate(self.summary["budget"]["slot_bytes"].values())
+        found = {at * sites + site: size for at, size in of_slots for site in range(sites)}
+        recorded = self.summary.get("trace", {}).get("expert_bytes") or {"taken": False}
+        if not recorded["taken"] or recorded["most"] not in found.values():
+            return found
+        by_place = transfers.group_by(self._place).agg(pl.col("moved_bytes").max())
+        return dict(by_place.iter_rows())
+
+    @property
+    def _place(self) -> pl.Expr:
+        assert self.config is not None
+        return pl.col("key") // (int(self.config["model"]["experts"]) + 1)
+
+    @property
+    def device_links(self) -> list[str]:
+        """The links that end at a device: the first one, and those of further devices."""
+        assert self.config is not None
+        devices = (self.config.get("hardware") or {}).get("devices")
+        first = next(iter(self.summary["link_utilisation"]))
+        others = range(1, int(devices["count"])) if devices and devices["links"] == "own" else ()
+        return [first, *(f"{first}_{device}" for device in others)]
 
     @property
     def is_staged(self) -> bool:
@@ -122,20 +147,18 @@ class ReportedRun:
         transfers, decisions, lookups = (
             self.table(name) for name in ("transfers", "decisions", "lookups")
         )
-        plane = self.plane
         if (
             transfers is None
             or decisions is None
             or lookups is None
-            or plane is None
+            or self.config is None
             or self.is_staged
         ):
             return None
-        budget, device_link = self.summary["budget"], next(iter(self.summary["link_utilisation"]))
-        experts = transfers.filter((pl.col("class") != "dense") & (pl.col("link") == device_link))
+        budget, links = self.summary["budget"], self.device_links
+        experts = transfers.filter((pl.col("class") != "dense") & pl.col("link").is_in(links))
         gate_ns = lookups.group_by("tick").agg(pl.col("gate_ns").min())
-        sizes = dict(enumerate(budget["slot_bytes"].values()))
-        size_of = pl.col("key").floordiv(plane).replace_strict(sizes, return_dtype=pl.Int64)
+        sizes = self._slot_bytes(experts)
         # The first victim of a transfer stands in the transfer's row; further victims, and trimmed
         # keys, stand only among the decisions.
         firsts = experts.filter(pl.col("victim").is_not_null()).select(
@@ -148,12 +171,13 @@ class ReportedRun:
             pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True)
         )
         changes = pl.concat(
-            [
-                arrived.select(at=pl.col("end_ns"), change=size_of),
-                gone.select("at", change=-size_of),
-            ]
+            [arrived.select("key", at=pl.col("end_ns"), sign=1), gone.select("key", "at", sign=-1)]
         ).sort("at")
-        held = budget["initial_bytes"] + np.cumsum(np.append(0, changes["change"].to_numpy()))
+        places = changes.select(self._place).to_series()
+        if not places.is_in(list(sizes)).all():
+            return None
+        change = changes["sign"] * places.replace_strict(sizes, return_dtype=pl.Int64)
+        held = budget["initial_bytes"] + np.cumsum(np.append(0, change.to_numpy()))
         return np.append(0, changes["at"].to_numpy()) / 1e9, held / GIB
 
 

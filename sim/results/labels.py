@@ -23,6 +23,10 @@ Named = Iterable[tuple[str, "Labels"]]
 """Pairs of a name (of a system, a run, ..) and its labels; a name may come several times."""
 POINTS_A_LETTER = 0.5
 """The width of a letter in a figure, as a share of the font size."""
+FILLED = 0.95
+"""The most of a figure's width that a line fills: letters drawn as pixels are a little wider."""
+LEAST_LETTERS = 20
+"""No line of a figure is made shorter than this."""
 KEEPS_TIMES = ("hardware.memory_gib", "hardware.reserved_gib")
 """Keys of a machine that say how much it holds, and not what work takes."""
 MOST_NAMES = 6
@@ -225,12 +229,27 @@ def write_on(figure: Any, named: Named, size: float = 7.0) -> None:
 
     ``figure`` must have its title already, and a layout that makes room (``constrained``).
     """
-    letters = int(figure.get_figwidth() * 72 / (size * POINTS_A_LETTER))
-    lines = [
-        line
-        for text in told(named)
-        for line in textwrap.wrap(text, letters, subsequent_indent="  ")
-    ]
+    lines = fitted(told(named), figure.get_figwidth() * 72, size)
     title = figure.get_suptitle()
     if lines:
         figure.suptitle("\n".join([*([title] if title else []), *lines]), fontsize=size)
+
+
+def fitted(texts: Sequence[str], points: float, size: float) -> list[str]:
+    """``texts`` in lines of a figure that are at most so many points wide, at a font size.
+
+    A ``$`` begins no formula there.
+    """
+    from matplotlib.textpath import TextPath
+
+    letters = int(points / (size * POINTS_A_LETTER))
+    while True:
+        lines = [
+            line.replace("$", r"\$")
+            for text in texts
+            for line in textwrap.wrap(text, letters, subsequent_indent="  ")
+        ]
+        widths = [TextPath((0, 0), line, size).get_extents().width for line in lines]
+        if letters <= LEAST_LETTERS or max(widths, default=0.0) <= FILLED * points:
+            return lines
+        letters -= 1

@@ -105,8 +105,17 @@ class Stay:
     gone: Event | None
 
 
+def draft_sites(config: Mapping[str, Any]) -> int:
+    """How many sites draft layers have in a run of this configuration; they are the last ones."""
+    workload = config.get("workload") or {}
+    offloads = workload.get("draft_experts") == "offloaded" and workload.get("draft_tokens")
+    return int(workload["draft_layers"]) if offloads else 0
+
+
 class RunLog:
-    """The tables and the configuration of one run."""
+    """The tables and the configuration of one run. Of its ``sites`` the first ``own_sites`` are the
+    model's, the others of draft layers.
+    """
 
     def __init__(self, directory: str | Path) -> None:
         """Read the run in ``directory``.
@@ -126,7 +135,8 @@ class RunLog:
                 f"{self.root / CONFIG_FILE}: model.sites and model.experts are {sizes}, must be"
                 f" whole numbers; {RUN_AGAIN}"
             )
-        self.sites, self.experts = (int(size) for size in sizes)  # type: ignore[arg-type]
+        self.own_sites, self.experts = (int(size) for size in sizes)  # type: ignore[arg-type]
+        self.sites = self.own_sites + draft_sites(self.config)
         self.units = self.experts + 1
         self.plane = self.sites * self.units
         self.lookups, self.transfers, self.decisions, self.tokens = (

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ import pytest
 
 from helpers.printed import told_of
 from sim.core.slots import UNUSED
-from sim.report import _chapter, _told, main
+from sim.report import MOST_LETTERS, _chapter, _told, _with_short_names, main, make_report
 from sim.reporting.figures import FIGURES
-from sim.reporting.runs import by_work, read_runs
+from sim.reporting.runs import ReportedRun, by_work, read_runs
 from sim.results.outputs import write_outputs
 from sim.setup.build import build
 from sim.setup.configure import configure
@@ -140,6 +141,14 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
         ("system=lru", "workload.kv_allocation=growing", "++model.kv_bits=100000"),
         ("system=hobbit", "loader.chunk_bytes=65536"),
         ("system=lru", "hardware=rtx4090_nvme"),
+        ("system=lru", "devices=layers_2", "cache.initial=empty"),
+        ("system=lru", "devices=owners_2", "cache.initial=empty"),
+        (
+            "system=lru",
+            "workload.draft_tokens=2",
+            "workload.draft_layers=2",
+            "workload.draft_experts=offloaded",
+        ),
     ],
     ids=" ".join,
 )
@@ -378,3 +387,25 @@ def test_the_page_opens_in_a_browser_without_errors_or_requests(
         r'"initiator":"file:[^}]*"url":"(https?:[^"]+)"', log.read_text(encoding="utf-8")
     )
     assert asked == []
+
+
+def test_names_of_any_length_and_letters_leave_the_figure_whole(tmp_path: Path) -> None:
+    """A ``$`` began a formula, and a long name left no room for the axes, which were drawn over."""
+    place = run_into(tmp_path / "run", "system=lru")
+    told = json.loads((place / "summary.json").read_text(encoding="utf-8"))
+    for at, name in enumerate((rf"$\bad{{$ {'z' * 150}", rf"$\bad{{$ {'z' * 151}")):
+        told["trace"]["name"] = name
+        copy = shutil.copytree(place, tmp_path / f"run_{at}")
+        (copy / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    with warnings.catch_warnings(action="error"):
+        make_report(read_runs([tmp_path / "run_0", tmp_path / "run_1"]), tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(f"{'z' * 150}") >= 2, "the page has the names in full"
+
+
+def test_two_long_names_with_the_same_ends_stay_apart() -> None:
+    runs = [ReportedRun(f"lru {'a' * 60}{mid}{'z' * 60}", Path("x"), {}) for mid in "pq"]
+    names = [run.label for run in _with_short_names([*runs, ReportedRun("$5", Path("x"), {})])]
+    assert len(set(names)) == 3
+    assert max(map(len, names)) <= MOST_LETTERS + len("1: ..")
+    assert names[2] == r"\$5"

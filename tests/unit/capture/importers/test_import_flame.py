@@ -203,3 +203,16 @@ def _missing(path: Path) -> ImportFailure:
     with pytest.raises(ImportFailure) as refused:
         flame.read(make_request({"path": str(path), "sequence_length": "3"}), untracked)
     return refused.value
+
+
+@pytest.mark.parametrize("choice", [None, []], ids=["null", "empty"])
+def test_a_first_row_without_experts_is_refused(tmp_path: Path, choice: object) -> None:
+    rows = [choice] * len(IDS)
+    frame = pl.DataFrame(
+        {
+            "scores": pl.Series(rows, dtype=pl.List(pl.Float16)),
+            "indices": pl.Series(rows, dtype=pl.List(pl.Int16)),
+        }
+    )
+    error = refusal("flame", write(tmp_path, frame=frame), sequence_length="3")
+    assert error.field == "indices, values in row [0]"

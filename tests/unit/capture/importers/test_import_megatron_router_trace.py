@@ -210,3 +210,9 @@ def test_every_damaged_byte_is_refused_or_leaves_whole_choices(tmp_path: Path) -
             continue
         assert trace.ids.shape[1:] == (len(LAYERS), TOP_K)
         assert 0 <= trace.ids.min() <= trace.ids.max() < EXPERTS
+
+
+def test_sequences_of_a_training_run_change_nothing_and_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "megatron")
+    message = failure(FORMAT, path, recorded="training", sequences="prompts")
+    assert "sequences=prompts changes nothing with recorded=training" in message

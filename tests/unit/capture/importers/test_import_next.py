@@ -12,6 +12,7 @@ from capture.import_trace import main
 from capture.importers.parts import NEEDED
 from sim import models
 from sim.study.trials import prepared
+from sim.traces.trace import read_trace
 from sim.values.places import ASSETS
 from sim.verbs.names import read as read_yaml
 from sim.verbs.table import verb_of
@@ -115,3 +116,32 @@ def test_a_model_of_ones_own_is_found_by_the_words_that_its_command_prints(
     own = [word for word in words if not word.startswith("machine=")]
     run = prepared([*own, "system=lru"])
     assert (run.model.name, run.trace.header.name) == ("own", "tiny_qwen2moe")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "splits"),
+    [
+        ((0, 1, 2), ("fit", "eval", "fit")),
+        ((10, 20, 30), ("fit", "eval", "fit")),
+        ((1, 3), ("fit", "eval")),
+        ((7,), ("eval",)),
+    ],
+)
+def test_neither_split_is_empty_however_the_sequences_are_numbered(
+    numbers: tuple[int, ...], splits: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{number},0,decode,0,3 5" for number in numbers]
+    Path("routes.csv").write_text("\n".join(["sequence,position,phase,site,experts", *lines]))
+    assert main(["format=csv", "path=routes.csv", "licence=own", "model=deepseek_v2_lite"]) == 0
+    header = read_trace(Path("outputs/traces/routes")).header
+    assert tuple(one.split for one in header.sequences) == splits
+    every = numbers[1:] and len({number % 2 for number in numbers}) == 1
+    assert ("every two sequences" in str(header.provenance["split"])) == bool(every)
+
+
+def test_more_experts_than_a_trace_can_name_are_refused_by_the_word_that_said_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = ["model=mine", "experts=40000", "hidden=1024", "expert_intermediate=512"]
+    assert main(["format=csv", "path=routes.csv", "licence=own", *sizes]) == 2
+    assert "experts=40000 must be at most 32767" in capsys.readouterr().err

@@ -478,6 +478,8 @@ def test_words_that_would_change_nothing_are_refused(tmp_path: Path) -> None:
     for word, told in {
         "phase": "phase=decode says what no column tells, and column phase has the phase",
         "order": "order=rank changes nothing: the weights tell the order; leave it out",
+        "gate_inputs": "gate_inputs=keep changes nothing: no column is input; leave it out",
+        "logits": "logits=no changes nothing: no column is logits; leave it out",
     }.items():
         error = failure("parquet", path, **{word: told.partition("=")[2].split()[0]})
         assert str(error).startswith(told)

@@ -341,3 +341,21 @@ def test_what_a_dump_does_not_tell_has_to_be_given(tmp_path: Path) -> None:
 
     with pytest.raises(ImportFailure, match=r"needs model=\.\.\., hidden=\.\.\."):
         FORMATS["sglang"].read(make_request({"path": str(path)}), untracked)
+
+
+@pytest.mark.parametrize("key", ["rank", "gatherer_key"])
+def test_a_tensor_where_a_plain_value_belongs_is_refused(tmp_path: Path, key: str) -> None:
+    content = dump()
+    content["records"][1][key] = torch.tensor([0, 1])
+    error = refusal("sglang", write(tmp_path, content))
+    assert error.field == f"records[1].{key}"
+
+
+def test_lengths_as_a_tensor_are_taken_as_a_list_of_them_is(tmp_path: Path) -> None:
+    listed = imported("sglang", write(tmp_path, dump()), tmp_path / "listed")
+    content = dump()
+    for record in content["records"]:
+        if record["extend_seq_lens"] is not None:
+            record["extend_seq_lens"] = torch.tensor(record["extend_seq_lens"])
+    taken = imported("sglang", write(tmp_path, content), tmp_path / "taken")
+    assert taken.sequence.tolist() == listed.sequence.tolist()

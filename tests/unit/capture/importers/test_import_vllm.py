@@ -369,3 +369,9 @@ def test_text_that_is_no_response_is_refused(tmp_path: Path, text: str, place: s
 def test_an_empty_file_of_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "responses.jsonl").touch()
     assert refusal("vllm", tmp_path / "responses.jsonl").field == "line 1"
+
+
+def test_rows_of_a_prompt_beside_encoded_rows_without_it_are_refused(tmp_path: Path) -> None:
+    mixed = response(encoded(IDS[PROMPT:]), IDS[:PROMPT].tolist())
+    error = refusal("vllm", write(tmp_path, mixed))
+    assert "must have all 6 rows, or prompt_routed_experts must be null" in str(error)

@@ -51,6 +51,7 @@ def run_of(
         plane=20,
         units=5,
         sites=4,
+        own_sites=4,
         experts=4,
         precision_names=names or {0: "fp16"},
         config={},

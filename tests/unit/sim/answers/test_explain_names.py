@@ -15,6 +15,7 @@ def run(**other: Any) -> Any:
     usual = {
         "units": 4,
         "sites": 2,
+        "own_sites": 2,
         "plane": 8,
         "experts": 3,
         "precision_names": {0: "fp16"},
@@ -47,6 +48,12 @@ def test_a_key_is_named_by_its_site_expert_and_precision(
 def test_a_site_is_named_by_its_layer_where_that_is_known() -> None:
     names = Names(run(), (0, 3))
     assert (names.site(0), names.site(1)) == ("layer 0", "layer 3 (site 1)")
+
+
+def test_a_site_of_a_draft_layer_is_named_so_whether_the_trace_has_it_or_not() -> None:
+    """One site of the model, one of a draft layer: the second of this run's two."""
+    for layers in (None, [3], [3, 4]):
+        assert Names(run(own_sites=1), layers).key(6) == "draft layer 1 (site 1) expert 2"
 
 
 def test_a_gate_is_named_by_its_step_and_what_is_before_the_first_by_the_start() -> None:

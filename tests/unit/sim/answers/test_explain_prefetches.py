@@ -34,6 +34,7 @@ def run_of(*moves: Any, served: tuple[tuple[int, str, int], ...] = ()) -> Any:
         plane=10,
         units=5,
         sites=2,
+        own_sites=2,
         experts=4,
         precision_names={0: "fp16"},
         config={},

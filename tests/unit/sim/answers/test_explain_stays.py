@@ -51,6 +51,7 @@ def run_of(
         plane=10,
         units=5,
         sites=2,
+        own_sites=2,
         experts=4,
         precision_names={0: "fp16"},
         config={},

@@ -17,9 +17,14 @@ import pytest
 
 from capture.import_trace import main
 from helpers.round_machine import small
+from sim.audit.__main__ import audit
+from sim.audit.files import read_run
+from sim.core.slots import UNUSED
 from sim.machine import recorded_bytes as recorded
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.precision import PRECISIONS
+from sim.reporting.runs import read_runs
+from sim.results.outputs import write_outputs
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import configure
@@ -217,6 +222,7 @@ def test_recorded_sizes_are_in_the_mean_at_most_twice_the_models_and_at_least_ha
         dtype="FP16",
         files={recorded.EXPERT_BYTES_FILE: ""},
         model=SimpleNamespace(name="theirs", sites=3),
+        draft_sites=0,
     )
     read = partial(recorded.recorded_bytes, Path("t"), header)
     if taken:
@@ -244,4 +250,47 @@ def test_recorded_sizes_are_taken_under_the_name_of_their_precision() -> None:
         "the trace's engine stored an expert as own in 3 to 4 bytes; this run takes the model's"
         " nominal ones of fp16, int4; import it again with dtype=NAME for runs at that precision to"
         f" take these ({', '.join(PRECISIONS)})"
+    )
+
+
+def test_the_bytes_of_draft_layers_are_left_out_where_these_have_no_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorded, "read_expert_bytes", lambda path, sites: (None, (700, 800, 900)))
+    header: Any = SimpleNamespace(
+        name="t",
+        dtype="FP16",
+        files={recorded.EXPERT_BYTES_FILE: ""},
+        model=SimpleNamespace(name="theirs", sites=3),
+        draft_sites=1,
+    )
+    found = recorded.recorded_bytes(Path("t"), header, small())
+    assert found == recorded.RecordedBytes((700, 800), "FP16")
+
+
+@pytest.mark.parametrize("scope", ["global", "site"])
+def test_the_audit_agrees_with_a_run_that_takes_an_engine_s_bytes(
+    scope: str, tmp_path: Path
+) -> None:
+    words = (
+        "precision=q4_k_m",
+        "budget.slots_gib=null",
+        "budget.resident_share=0.5",
+        f"cache.scope={scope}",
+    )
+    run, *_ = run_of(tmp_path, "Tiny-Q4_K_M", *words)
+    result = execute(run)
+    (tmp_path / "run").mkdir()
+    write_outputs(tmp_path / "run", result.summary, run.config, result.frames, "wait_all", 1)
+    found = audit(read_run(tmp_path / "run"))
+    assert not found.differences
+    assert {"storage_bytes", "budget.allowed_bytes", "union_over_capacity.mean"} <= {*found.agreed}
+    told = read_runs([tmp_path / "run"])[0].resident_gib()
+    assert told is not None
+    assert told[1][-1] * 2**30 == sum(
+        size
+        for size, state in zip(
+            run.controller.slots.slot_bytes, run.controller.slots.state, strict=True
+        )
+        if state <= UNUSED
     )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from matplotlib.textpath import TextPath
 
 from sim.machine.validated import Validated
 from sim.results.labels import (
@@ -17,6 +18,7 @@ from sim.results.labels import (
     _machine,
     caption,
     error_of,
+    fitted,
     from_row,
     labels_in,
     labels_of,
@@ -221,3 +223,12 @@ def test_labels_on_a_figure_stand_below_its_title_inside_its_width() -> None:
     assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
     assert box.width > 0.7 * figure.bbox.width  # and fill it
     plt.close(figure)
+
+
+def test_a_line_of_a_figure_is_no_wider_than_it_may_be() -> None:
+    """The words of a run are wider than its sentences: 0.57 of the font's size a letter."""
+    words = " ".join(f"model.expert_intermediate={number}" for number in range(40))
+    for points in (200.0, 648.0):
+        lines = fitted([words, "$5"], points, 7.0)
+        assert max(TextPath((0, 0), line, 7.0).get_extents().width for line in lines) <= points
+        assert " ".join(line.strip() for line in lines) == rf"{words} \$5"
