@@ -122,7 +122,7 @@ def test_files_say_what_the_simulation_said(
 
 @pytest.mark.parametrize(
     ("arrivals", "verdict"),
-    [("arrivals_per_s=0.05", FASTER), ("arrivals_s=[0,0,0,0]", TOO_FEW)],
+    [("arrivals_per_s=0.005", FASTER), ("arrivals_s=[0,0,0,0]", TOO_FEW)],
     ids=["one after another", "together"],
 )
 def test_with_arrivals_the_latency_decides(arrivals: str, verdict: str) -> None:
