@@ -48,8 +48,8 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
     """
     for section, policy in policies.items():
         at, interface = _Answers(section, policy), _INTERFACES[section]
-        names = (name for name in dir(interface) if not name.startswith("_"))
-        if lacking := [name for name in names if not hasattr(policy, name)]:
+        names = {name for name in dir(interface) if not name.startswith("_")}
+        if lacking := sorted(names - {*dir(policy)}):
             raise ValueError(
                 f"{at.who} has no {', '.join(lacking)}; let it inherit"
                 f" sim.policies.base.{interface.__name__}"

@@ -27,13 +27,16 @@ OF_HYDRA = {"hydra": None, "output_dir": "unused"}
 """The values that a configuration takes from a running hydra, and their placeholders."""
 
 Values = dict[str, Any]
+_WHOLE = r"-?(?:0|[1-9]\d*)"
+_NUMBER = rf"{_WHOLE}(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)"
 PLAIN_WORD = re.compile(
-    r"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:(-?(?:0|[1-9]\d*))|(-?(?:0|[1-9]\d*)\.\d+)|([a-z_/][\w./-]*))",
+    rf"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:({_WHOLE})|({_NUMBER})|([a-z_/][\w./-]*))",
     re.ASCII | re.IGNORECASE,
 )
 """A key, and a whole number, a number or text: hydra reads such words so, too, and no word
 otherwise.
 """
+SIGNS = re.compile(r"\+{0,2}")
 CONSTANTS: dict[str, Any] = {"null": None, "true": True, "false": False}
 
 
@@ -87,46 +90,45 @@ def _compose(words: Sequence[str], config: str) -> tuple[Values, str]:
         if group != SYSTEM and name is not None
     }
     composed: Values = deepcopy(_merged(values | options, own) | above)
-    for key, value in settings.items():
-        _set(composed, key, value)
+    for key, (sign, value) in settings.items():
+        _set(composed, key, sign, value)
     return composed, system
 
 
 def _told(
     words: Sequence[str], groups: Mapping[str, str | None]
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """What words choose, by group, and what they set, by key, in their order. A ``+`` before a key
-    says that the value is a new one.
+) -> tuple[dict[str, str], dict[str, tuple[str, Any]]]:
+    """What words choose, by group, and what they set, by key, in their order: the sign before the
+    key, and the value.
     """
     asked: dict[str, str] = {}
-    settings: dict[str, Any] = {}
+    settings: dict[str, tuple[str, Any]] = {}
     for word in words:
-        found = plain_word(word.removeprefix("+"))
-        if found is None:
+        sign = SIGNS.match(word)[0]  # type: ignore[index]
+        found = plain_word(word.removeprefix(sign))
+        # Of two words for one key hydra may have something to say.
+        if found is None or found[0] in {*asked, *settings}:
             raise NotPlain
         key, value = found
-        # Of two words for one key hydra may have something to say.
-        if key in asked or {key, f"+{key}"} & settings.keys():
-            raise NotPlain
         if not (CONF / key).is_dir():
-            settings[key if word.startswith(key) else f"+{key}"] = value
+            settings[key] = sign, value
         # An experiment is chosen where nothing is chosen by default, and may change anything.
-        elif groups.get(key) is None or not (CONF / key / f"{value}.yaml").is_file():
+        elif sign or groups.get(key) is None or not (CONF / key / f"{value}.yaml").is_file():
             raise NotPlain
         else:
             asked[key] = value
     return asked, settings
 
 
-def _set(values: Values, key: str, value: Any) -> None:
-    """Set a value that is there and is no section, or add one that is not there."""
-    is_added, (*names, last) = key.startswith("+"), key.removeprefix("+").split(".")
+def _set(values: Values, key: str, sign: str, value: Any) -> None:
+    """Set a value that is there; with ``+`` add one that is not there, with ``++`` do either."""
+    *names, last = key.split(".")
     node: Any = values
     for name in names:
         node = node.get(name) if isinstance(node, dict) else None
     if not isinstance(node, dict):
         raise NotPlain
-    if node.get(last) is not None if is_added else isinstance(node.get(last, {}), dict):
+    if (sign == "" and last not in node) or (sign == "+" and node.get(last) is not None):
         raise NotPlain
     node[last] = value
 

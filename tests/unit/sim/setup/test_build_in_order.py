@@ -50,6 +50,7 @@ class Built:
             loader=named(prefetch_budget=4),
             workload=named(kv_allocation="once", speculation=named(layers_in_use=5)),
             trace=named(path="/t"),
+            policies=lambda: "policies",
         )
         self.workload = named(limits="limits")
         self.config: dict[str, Any] = {"budget": {"resident_share": 0.25}, "seed": 9}
@@ -64,6 +65,7 @@ class Built:
             ("_shared_trace", lambda parts, shared: self.trace),
             ("_with_drafts", lambda trace, sites, shared: self.told("drafts", sites) or trace),
             ("_shared_workload", lambda *given: self.told("workload") or self.workload),
+            ("check_said", lambda policies, model: self.told("said", policies)),
             ("check_changed", lambda hardware, changed: self.told("changed", [*changed])),
             ("check_drafts", lambda parts, **of: self.told("check_drafts", of)),
             ("check_parts", lambda parts, workload: self.told("check_parts")),
@@ -135,6 +137,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Built:
 def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Built) -> None:
     run: Any = build("cfg", "lru", changed=["trace.x=1"])  # type: ignore[arg-type]
     assert made.seen == [
+        ("said", "policies"),
         ("changed", ["trace.x=1"]),
         ("check_trace", "shape", "t", 1, 2),
         ("check_drafts", {"tells_bytes": False, "is_real": False}),
@@ -181,7 +184,7 @@ def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built
     made.header.files = (EXPERT_BYTES_FILE,)
     made.recorded = named(sizes=lambda: {"fp16": [1]})
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert (made.seen[2][1]["tells_bytes"], run.recorded) == (True, made.recorded)
+    assert (made.seen[3][1]["tells_bytes"], run.recorded) == (True, made.recorded)
     assert run.controller.geometry.recorded == {"fp16": [1]}
     made.error = CapacityError("no room")
     with pytest.raises(CapacityError, match=r"^no room; less \{'fp16': \[1\]\}$"):
@@ -190,7 +193,7 @@ def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built
     made.seen.clear()
     made.model.transplant = "another's sizes"
     run = build("cfg", "lru", stored_bytes=[8])  # type: ignore[arg-type]
-    assert made.seen[2] == ("check_drafts", {"tells_bytes": False, "is_real": True})
+    assert made.seen[3] == ("check_drafts", {"tells_bytes": False, "is_real": True})
     assert run.recorded is None
     geometry = run.controller.geometry
     assert (geometry.held_bits, geometry.recorded, geometry.stored_bytes) == (0.0, {}, [8])
@@ -221,7 +224,7 @@ def test_drafts_prefetches_growing_room_and_swap_are_made_where_they_are_asked_f
     made.parts.workload.kv_allocation = "growing"
     made.hardware.swap = "swap"
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert made.seen[2] == ("drafts", 3)
+    assert made.seen[3] == ("drafts", 3)
     assert run.controller.loader.prefetch_budget == ("within_layer", 3)
     assert run.controller.kv_room == run.kv_room == "room of 7"
     assert run.durations.paging == ("swap", 1000, made.model, "ledger")
@@ -246,6 +249,8 @@ def test_a_controller_has_its_parts_and_what_of_them_only_some_machines_need(
     monkeypatch.setattr(module, "route_of", lambda hardware, model: route)
     monkeypatch.setattr(module, "Controller", lambda *given, **of: (given, of))
     monkeypatch.setattr(module, "moves_kv", lambda parts: moves)
+    answered: list[Any] = []
+    monkeypatch.setattr(module, "check_answers", lambda *given: answered.append(given))
     parts = named(
         hardware=named(
             ram=named(capacity_gib=0.5), predicts_later=lambda sites: later if sites == 3 else None
@@ -253,6 +258,7 @@ def test_a_controller_has_its_parts_and_what_of_them_only_some_machines_need(
         model=named(sites=2, block_bytes=lambda n: 10 + n, site_kv_bytes=lambda n: 20 + n),
         predictor=named(requires=named(lookahead_sites=3), silent=silent),
         loader=named(dense_slots=dense_slots),
+        policies=lambda: "policies",
         **{name: name for name in ("cache", "ram_cache", "precision", "placement", "payload")},
     )
     geometry = named(variant_bytes=(4, 8, 2))
@@ -269,6 +275,7 @@ def test_a_controller_has_its_parts_and_what_of_them_only_some_machines_need(
             "kv_bytes": (20, 21) if moves else (),
         },
     )
+    assert answered == [("policies", geometry)]
     assert make_controller(geometry, parts)[1]["spare_bytes"] is None
     route.ram_bytes = 0
     make_controller(geometry, parts)
