@@ -20,15 +20,14 @@ from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.machine.devices import USE, device_of, route_of, with_ranking
 from sim.machine.devices_costs import Timed
-from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.machine.roofline import Roofline
 from sim.machine.swap import paging_of
-from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
 from sim.setup.answers import check_answers, check_said
+from sim.setup.counted_prefetches import counted_prefetches
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_gates import with_gates
 from sim.setup.parts import Parts, make_parts
@@ -48,7 +47,7 @@ from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
-from sim.workload.batching import NO_ARRIVALS, is_timed
+from sim.workload.batching import is_timed
 from sim.workload.kv_room import GROWING, KvRoom
 from sim.workload.steps import Workload
 
@@ -251,45 +250,6 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
         moves_in_part=parts.payload.partial,
         draft_layers=parts.workload.speculation.layers_in_use,
     )
-
-
-def counted_prefetches(
-    budget: str | int,
-    reach: int | None,
-    workload: Workload,
-    durations: Durations,
-    geometry: Geometry,
-) -> int:
-    """The number that a ``prefetch_budget`` of `COUNTED` stands for; ``reach`` is the predictor's.
-
-    - ``within_layer``: how many experts the link to the device moves while one layer of a decoded
-      token is computed; at least the needs of one token.
-    - ``in_time``: how many it moves while the sites are computed that lie between a forecast and
-      the gate it is of. That may be none.
-
-    The time of a layer is the mean over the run's decode steps (over all steps, if none decodes).
-    Raise ValueError where the steps depend on time, and for ``in_time`` with a predictor whose
-    ``reach`` is not known.
-    """
-    if workload.is_timed:
-        raise ValueError(
-            f"loader.prefetch_budget={budget} is a mean of steps that do not depend on time; "
-            f"{NO_ARRIVALS}, or loader.prefetch_budget to a number"
-        )
-    decode = [step for step in workload.steps if step.decode] or workload.steps
-    dense_ns = [durations.dense_ns(step)[site] for step in decode for site in step.sites]
-    sites = range(geometry.sites)
-    expert_ns = sum(durations.expert_ns(0, site, 1) for site in sites) // len(sites)
-    layer_ns = sum(dense_ns) // len(dense_ns) + geometry.top_k * expert_ns
-    load_ns = max(1, durations.hop_ns(0, geometry.variant_bytes[0]))
-    if budget == "within_layer":
-        return transfers_within(layer_ns, load_ns, geometry.top_k)
-    if reach is None:
-        raise ValueError(
-            "loader.prefetch_budget=in_time needs a predictor that says how far ahead it forecasts;"
-            " choose predictor=expected_needs, or set loader.prefetch_budget to a number"
-        )
-    return reach * layer_ns // load_ns
 
 
 def _shared_trace(parts: Parts, shared: Shared) -> Trace:
