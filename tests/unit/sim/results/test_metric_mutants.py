@@ -59,8 +59,14 @@ DEFECTS = {
     ),
     "the hit interval's denominator doubled": Defect(
         "sim.results.metrics",
-        "share_interval(found, counted)",
-        "share_interval(found, 2 * counted)",
+        "by_batch(frames, counted))",
+        "2 * by_batch(frames, counted))",
+        "",
+    ),
+    "a batch's time in equal parts": Defect(
+        "sim.results.latency",
+        'return by_batch(frames, _by_sequence(frames, found, "end_ns"))',
+        'return _by_sequence(frames, found, "end_ns")',
         "",
     ),
     "p95 is p50": Defect(
@@ -98,6 +104,7 @@ CONFIGURED = {
     "hobbit": "system=hobbit",
     "light experts left out": "system=adapmoe precision.skip_above=0.7",
     "channels": "system=floe",
+    "a batch and one alone": "system=lru workload=static_4 workload.together=2",
     "over a drive and RAM": "system=mixtral_offloading hardware=rtx4090_nvme",
 }
 
@@ -136,7 +143,7 @@ def measured(run: Run, page: str = "") -> Measured:
 
 @pytest.fixture(scope="module")
 def runs(configure: Configure, bundled_trace: Trace) -> Sequence[Measured]:
-    short = ("trace.max_sequences=2", "+workload.decode_tokens=6", "budget.resident_share=0.4")
+    short = ("trace.max_sequences=3", "+workload.decode_tokens=6", "budget.resident_share=0.4")
     configured = [
         build(configure(*short, *words.split()), name, bundled_trace)
         for name, words in CONFIGURED.items()
