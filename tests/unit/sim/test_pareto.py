@@ -72,6 +72,19 @@ def test_runs_of_other_work_have_a_front_of_their_own_and_say_what_differs() -> 
     assert join([one], [_quality("hobbit", 0.01)])[1].work == points[0].work
 
 
+def test_a_machine_with_another_figure_is_another_machine_with_a_front_of_its_own() -> None:
+    """A link that is twice as fast beats no run on the machine as its file has it."""
+    slow, fast = _summary("lru", 3.0), _summary("lru", 5.0)
+    word = "hardware.links.pcie.peak_gb_per_s=63"
+    fast["overrides"] = ["model=m", "trace.max_sequences=4", word, "hardware.memory_gib=80"]
+    points = join([slow, fast], [_quality("lru", 0.01)])
+    assert mark(points) == [True, True]
+    assert [point.system for point in points] == ["lru (machine h)", f"lru (machine h {word})"]
+    assert [point.loss for point in points] == [0.01, 0.0], "the quality is of the first one"
+    fast["overrides"] = ["model=m", "hardware.memory_gib=80"]
+    assert mark(join([slow, fast], [])) == [False, True]
+
+
 def _quality(system: str, loss: float, loop: str = "closed", speed: float = 5.0) -> dict[str, Any]:
     row: dict[str, Any] = {
         "system": system,
