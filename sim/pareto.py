@@ -34,7 +34,7 @@ from sim.answers.comparison import short
 from sim.process.printing import print_text
 from sim.results.fronts import front
 from sim.results.intervals import OVER
-from sim.results.labels import KEEPS_TIMES, Labels, from_row, labels_in, told, write_on
+from sim.results.labels import KEEPS_TIMES, Labels, fitted, from_row, labels_in, told, write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
 from sim.results.overview import work_of
@@ -344,10 +344,9 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
         axis.set_xlim(left=-2e-5)
         axis.xaxis.set_major_formatter("{x:g}")
         unknown = list(dict.fromkeys(point.name for point in points if point.loss is None))
-        left = f"\nnot measured, so not here: {'; '.join(unknown)}" if unknown else ""
-        axis.set_title(
-            f"Circle: on the front; cross: beaten; plus: a bound, no system{left}", fontsize=7
-        )
+        lines = ["Circle: on the front; cross: beaten; plus: a bound, no system"]
+        lines += [f"not measured, so not here: {'; '.join(unknown)}"] * bool(unknown)
+        axis.set_title("\n".join(fitted(lines, axis.figure.get_figwidth() * 72, 7)), fontsize=7)
         figure.suptitle("Speed and quality: " + "; ".join(_surroundings(points)))
         write_on(figure, _named(points))
         return list(save(figure, directory / "pareto"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.textpath import TextPath
 from rich.console import Console
 
 from helpers import drawn
@@ -430,4 +432,8 @@ def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_
     assert axis.get_xscale() == "symlog"
     assert axis.get_xlim()[0] == -2e-5
     assert drawn.is_all_inside(axis)
+    many = [replace(points[0], loss=None, own=f"machine {at}") for at in range(9)]
+    draw([*points, *many], "increase", Path("nowhere"))
+    title = figures[1].axes[0].get_title().splitlines()
+    assert max(TextPath((0, 0), line, 7).get_extents().width for line in title) <= 7.5 * 72
     assert figures[0].get_suptitle().splitlines()[0] == "Speed and quality: t, m, h; u [c], m, h"
