@@ -9,7 +9,8 @@ same system, trace, model, machine and budget. ``measure`` is ``divergence`` (KL
 
 - A run that serves every need as the model is stored is *lossless*: nothing is lost, by
   construction.
-- Only runs of the same work, on the same model and machine, are on one front.
+- Only runs of the same work, on the same model and machine, are on one front. With other figures
+  (``hardware.links.pcie.peak_gb_per_s=63``) it is another machine, or another model.
 - A lossy run whose quality nobody measured is shown as such, and is on no front.
 - A run that knows the future, or does what no machine can, is shown as a bound and is on no front.
 """
@@ -33,17 +34,22 @@ from sim.answers.comparison import short
 from sim.process.printing import print_text
 from sim.results.fronts import front
 from sim.results.intervals import OVER
-from sim.results.labels import Labels, from_row, labels_in, told, write_on
+from sim.results.labels import KEEPS_TIMES, Labels, fitted, from_row, labels_in, told, write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
 from sim.results.overview import work_of
+from sim.setup.configure import group_of
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
 
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
 Key = tuple[str, str, str, str, float]
-"""System, trace, model, machine and resident share: equal for a run and its quality."""
+"""System, trace, model, machine and resident share: equal for a run and its quality. Model and
+machine have the words that change their figures.
+"""
+NAMED_ANYWAY = ("model", "hardware", *KEEPS_TIMES)
+"""Keys of words that choose a model or a machine, or change no time of it."""
 WIDTH = 118
 
 
@@ -54,7 +60,8 @@ class Point:
     ``speed`` is decoded tokens a second (more is better); ``loss`` is what is lost by the measure
     (less is better), None where it is not known. Intervals are of 95 %, None where there is none.
     ``loop`` says in which loop, open or closed, the quality was measured. ``work`` is what was run
-    (`work_of`); ``own`` is what of it not all points share, in words.
+    (`work_of`); ``own`` is what of it, of the model and of the machine not all points share, in
+    words.
     """
 
     key: Key
@@ -105,8 +112,7 @@ def join(
         key = (
             quality["system"],
             quality["trace"],
-            quality["model"],
-            quality["hardware"],
+            *_surrounding(quality, (quality.get("labels") or {}).get("changed") or ()),
             quality["resident_share"],
         )
         if key not in by_key or quality["loop"] == "closed":
@@ -142,17 +148,19 @@ def join(
 
 
 def _told_apart(points: Sequence[Point]) -> list[Point]:
-    """The points, each with what of its work not all share."""
-    works = [point.work for point in points if point.work]
-    varied = [name for name in (works or [{}])[0] if any(w[name] != works[0][name] for w in works)]
+    """The points, each with what of its model, machine and work not all share."""
+    told = [{"model": point.key[2], "machine": point.key[3], **point.work} for point in points]
+    varied = [
+        name
+        for name in dict.fromkeys(name for one in told for name in one)
+        if len({json.dumps(one[name]) for one in told if name in one}) > 1
+    ]
     return [
         replace(
             point,
-            own=", ".join(f"{name} {short(point.work[name])}" for name in varied)
-            if point.work
-            else "",
+            own=", ".join(f"{name} {short(its[name])}" for name in varied if name in its),
         )
-        for point in points
+        for point, its in zip(points, told, strict=True)
     ]
 
 
@@ -160,10 +168,17 @@ def _key_of(summary: Mapping[str, Any]) -> Key:
     return (
         summary["system"],
         summary["trace"]["name"],
-        summary["model"],
-        summary["hardware"],
+        *_surrounding(summary, summary["overrides"]),
         summary["budget"]["resident_share"],
     )
+
+
+def _surrounding(row: Mapping[str, Any], changed: Iterable[str]) -> tuple[str, str]:
+    """Model and machine of a run, each with the words that change its figures."""
+    words = [word for word in changed if word.lstrip("+~").partition("=")[0] not in NAMED_ANYWAY]
+    model = [word for word in words if group_of(word) == "model"]
+    machine = [word for word in words if group_of(word) in ("hardware", "devices")]
+    return " ".join([row["model"], *sorted(model)]), " ".join([row["hardware"], *sorted(machine)])
 
 
 def _point(
@@ -276,6 +291,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
         title_justify="left",
         caption=f"Each row of a front is the fastest of its loss. In brackets: {OVER}",
     )
+    table.columns[1].overflow = "fold"
     order = sorted(
         range(len(points)),
         key=lambda i: (
@@ -328,10 +344,9 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
         axis.set_xlim(left=-2e-5)
         axis.xaxis.set_major_formatter("{x:g}")
         unknown = list(dict.fromkeys(point.name for point in points if point.loss is None))
-        left = f"\nnot measured, so not here: {'; '.join(unknown)}" if unknown else ""
-        axis.set_title(
-            f"Circle: on the front; cross: beaten; plus: a bound, no system{left}", fontsize=7
-        )
+        lines = ["Circle: on the front; cross: beaten; plus: a bound, no system"]
+        lines += [f"not measured, so not here: {'; '.join(unknown)}"] * bool(unknown)
+        axis.set_title("\n".join(fitted(lines, axis.figure.get_figwidth() * 72, 7)), fontsize=7)
         figure.suptitle("Speed and quality: " + "; ".join(_surroundings(points)))
         write_on(figure, _named(points))
         return list(save(figure, directory / "pareto"))

@@ -29,10 +29,13 @@ from sim.process.printing import print_text
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
+from sim.setup.configure import changes
 from sim.study.dataset import read_cells
 from sim.study.rows import DONE, Row, words_of
 
 ALSO = "also="
+TITLED = ("trace", "trace.split", "trace.max_sequences", "model", "hardware")
+"""Keys of words that say what a group's title has anyway."""
 SHOWN = 2
 """How many of the conditions are named in which a cell differs from its nearest."""
 
@@ -94,25 +97,37 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
             alone.append(Alone(row["system"], row["overrides"], "it decodes nothing"))
         else:
             grouped.setdefault(json.dumps(row_conditions(row), sort_keys=True), []).append(row)
-    found, meant_rows, left = [], [], []
+    compared, meant_rows, left = [], [], []
     for cells in grouped.values():
         meant = [row for row in cells if row["system"] == name]
         meant = meant or [row for row in cells if row["system"].split()[0] == name]
         if len(meant) > 1:
             raise ValueError(f"{name} may be each of these: {_which(meant)}")
         if meant:
-            found.append(_group(meant[0], cells))
+            compared.append(cells)
             meant_rows.append(meant[0])
         else:
             left += cells
-    if not found:
+    if not compared:
         known = ", ".join(sorted({row["system"] for cells in grouped.values() for row in cells}))
         known = known or "none at all" + "".join(f" ({one.system}: {one.why})" for one in alone[:1])
         raise ValueError(f"no finished cell is of {name}; there are: {known}")
     alone += [
         Alone(row["system"], row["overrides"], _difference(row, meant_rows, name)) for row in left
     ]
-    return Versus(tuple(found), tuple(alone))
+    own = _own_words(meant_rows)
+    return Versus(tuple(map(_group, meant_rows, compared, own)), tuple(alone))
+
+
+def _own_words(rows: Sequence[Row]) -> list[str]:
+    """Of each row, the words about what surrounds its system that not all rows have, without what
+    its title has anyway.
+    """
+    words = [
+        [word for word in changes(words_of(row["overrides"])) if word.split("=")[0] not in TITLED]
+        for row in rows
+    ]
+    return [" ".join(word for word in own if any(word not in of for of in words)) for own in words]
 
 
 def _which(meant: Sequence[Row]) -> str:
@@ -148,7 +163,7 @@ def _difference(row: Row, meant: Sequence[Row], name: str) -> str:
     return f"no cell of {name} has its conditions; the nearest differs: {'; '.join(parts)}{more}"
 
 
-def _group(ours: Row, cells: Sequence[Row]) -> Group:
+def _group(ours: Row, cells: Sequence[Row], own: str) -> Group:
     summary = json.loads(ours["summary"])
     own_ns = np.array(ours["decode_ns"])
     sides = [
@@ -166,7 +181,7 @@ def _group(ours: Row, cells: Sequence[Row]) -> Group:
     title = (
         f"{trace['name']}, split {trace['split']}, {len(ours['sequence'])} sequences;"
         f" {summary['hardware']}, {summary['model']}, {summary['budget']['resident_share']:.1%}"
-        " resident"
+        f" resident{'; ' if own else ''}{own}"
     )
     return Group(title, tuple(sides))
 

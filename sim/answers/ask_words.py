@@ -12,7 +12,7 @@ from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Found, Row, alike
 from sim.answers.ask_quality import UNKNOWN
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told
-from sim.results.paired import SLOWER, Paired
+from sim.results.paired import SLOWER, TOO_FEW, Paired
 
 HEADINGS = {
     LOSSLESS: "LOSSLESS: the model as it is published",
@@ -163,7 +163,9 @@ def _fit(found: Found) -> str:
 
 
 def _fastest(kind: str, rows: Sequence[Row]) -> str:
-    """The fastest of a kind, and those that the same sequences do not tell apart from it."""
+    """The fastest of a kind, and those that the same sequences do not tell apart from it; too few
+    sequences tell nobody apart.
+    """
     best = rows[0]
     tied = [best.name, *(row.name for row in rows[1:] if row.ties)]
     rest = f" and {len(tied) - SHOWN} more" if len(tied) > SHOWN else ""
@@ -174,6 +176,9 @@ def _fastest(kind: str, rows: Sequence[Row]) -> str:
         )
     else:
         who = f"The fastest {kind} system is {best.name}"
+    if any(row.behind and row.behind.verdict == TOO_FEW for row in rows[1:]):
+        why = TOO_FEW.removeprefix("cannot tell: ")
+        who = f"The highest speed of {kind} systems has {best.name} (not sure: {why})"
     known = best.quality
     quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"

@@ -45,6 +45,8 @@ class Comparison:
     """In words, the precision at which each run serves, and what it leaves out."""
     staging_bytes: tuple[int, int] = (0, 0)
     """The most bytes that each run held in staging slots, which come on top of the budget."""
+    sequences: int = 0
+    """How many sequences were run; ratios are over fewer where some share steps."""
 
     @property
     def makespans_ns(self) -> tuple[int, int]:
@@ -82,6 +84,7 @@ def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
         (labels_in(a.summary), labels_in(b.summary)),
         (served(a.summary), served(b.summary)),
         (_staging_bytes(a.summary), _staging_bytes(b.summary)),
+        len(a.sequences),
     )
 
 

@@ -66,10 +66,18 @@ def answer(found: Comparison) -> str:
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name}"
             f" {differences[main] / NS_PER_S:+.3f} s."
         )
-    over = f"paired 95 % over {verdict.sequences} sequences of this trace"
+    over = f"paired 95 % over {_observed(verdict.sequences, found.sequences)} of this trace"
     return (
         f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_room(found)}{_quality(found)}"
     )
+
+
+def _observed(independent: int, sequences: int) -> str:
+    """In words, what an interval is over: sequences that share steps are one observation."""
+    if independent >= sequences:
+        return f"{independent} sequences"
+    batches = "1 batch" if independent == 1 else f"{independent} batches"
+    return f"{batches} of {sequences} sequences"
 
 
 def _room(found: Comparison) -> str:

@@ -114,6 +114,8 @@ def table_of(found: Answer, system: str) -> Table:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
+    for column in table.columns:
+        column.overflow = "fold"  # a number that is cut would be another one
     for value, row in rows:
         table.add_row(value, *(escape(of(row)) for _, of in shown))
     return table

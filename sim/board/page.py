@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sim.board.entries import Board, Entry, Left, matrix
-from sim.results.intervals import OVER
+from sim.results.intervals import MIN_SEQUENCES, OVER
 from sim.results.labels import Labels, told
 from sim.results.paired import Paired
 
@@ -101,14 +103,20 @@ def _board(
 
 
 def coverage_of(board: Board) -> str:
-    """In words, how often an interval of this board covers the truth."""
+    """In words, how often an interval of this board covers the truth, and why it has no verdicts
+    where sequences are too few.
+    """
     covers = board.coverage
     if covers is None:
-        return "One sequence: no intervals."
-    return (
+        return "One sequence, or one batch: no intervals."
+    told = (
         f"Intervals cover the truth in {covers.lowest:.1%} to {covers.highest:.1%} of simulated"
         " pairs with sequences of these lengths."
     )
+    count = np.count_nonzero(board.entries[0].decode_ns)
+    if count >= MIN_SEQUENCES:
+        return told
+    return f"{told} No verdicts: {count} independent sequences, and {MIN_SEQUENCES} are needed."
 
 
 def _entry(one: Entry, certificate: str) -> dict[str, Any]:

@@ -225,14 +225,15 @@ def caption(named: Named) -> str:
 
 
 def write_on(figure: Any, named: Named, size: float = 7.0) -> None:
-    """Write ``told`` above a matplotlib figure, below its title, in lines that fit its width.
+    """Write ``told`` above a matplotlib figure, below its title, both in lines that fit its width.
 
     ``figure`` must have its title already, and a layout that makes room (``constrained``).
     """
-    lines = fitted(told(named), figure.get_figwidth() * 72, size)
-    title = figure.get_suptitle()
-    if lines:
-        figure.suptitle("\n".join([*([title] if title else []), *lines]), fontsize=size)
+    texts = told(named)
+    if texts:
+        title = figure.get_suptitle().splitlines()
+        lines = fitted([*title, *texts], figure.get_figwidth() * 72, size)
+        figure.suptitle("\n".join(lines), fontsize=size)
 
 
 def fitted(texts: Sequence[str], points: float, size: float) -> list[str]:

@@ -22,8 +22,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from sim.values.places import CONF, WORDS_OF_YAML
 
 BASE, SELF, DEFAULTS, SYSTEM, OVERRIDE = "config", "_self_", "defaults", "system", "override /"
-PACKAGE, WHOLE, INTERPOLATED = "@package", "# @package _global_\n", "${"
-OF_HYDRA = {"hydra": None, "output_dir": "unused"}
+PACKAGE, WHOLE, HYDRA = "@package", "# @package _global_\n", "hydra"
+INTERPOLATED, TO_BE_GIVEN = "${", "???"
+OF_HYDRA = {HYDRA: None, "output_dir": "unused"}
 """The values that a configuration takes from a running hydra, and their placeholders."""
 
 Values = dict[str, Any]
@@ -74,7 +75,7 @@ def compose_plainly(words: Sequence[str], config: str = "config") -> tuple[Value
     """
     try:
         return _compose(words, config)
-    except NotPlain:
+    except (NotPlain, RecursionError):
         return None
 
 
@@ -84,12 +85,14 @@ def _compose(words: Sequence[str], config: str) -> tuple[Values, str]:
     system = asked.get(SYSTEM) or choices[SYSTEM]
     assert system is not None
     chosen, own = _of_system(system)
+    if not set(chosen) <= set(choices):
+        raise NotPlain
     options = {
         group: _option(group, name)
         for group, name in (choices | chosen | asked).items()
         if group != SYSTEM and name is not None
     }
-    composed: Values = deepcopy(_merged(values | options, own) | above)
+    composed: Values = deepcopy(_merged(_merged(values | options, own), above))
     for key, (sign, value) in settings.items():
         _set(composed, key, sign, value)
     return composed, system
@@ -113,16 +116,23 @@ def _told(
         if not (CONF / key).is_dir():
             settings[key] = sign, value
         # An experiment is chosen where nothing is chosen by default, and may change anything.
-        elif sign or groups.get(key) is None or not (CONF / key / f"{value}.yaml").is_file():
+        elif sign or groups.get(key) is None or not _is_option(key, value):
             raise NotPlain
         else:
             asked[key] = value
     return asked, settings
 
 
+def _is_option(group: str, value: Any) -> bool:
+    """Whether a word may choose this of a group; hydra refuses numbers."""
+    return isinstance(value, str) and (CONF / group / f"{value}.yaml").is_file()
+
+
 def _set(values: Values, key: str, sign: str, value: Any) -> None:
     """Set a value that is there; with ``+`` add one that is not there, with ``++`` do either."""
     *names, last = key.split(".")
+    if key == HYDRA:
+        raise NotPlain
     node: Any = values
     for name in names:
         node = node.get(name) if isinstance(node, dict) else None
@@ -140,7 +150,7 @@ def _whole(config: str) -> tuple[Values, dict[str, str | None], Values]:
     if config != BASE:
         return _on_top(config)
     (own, *defaults), values = _read(CONF / f"{BASE}.yaml", replaced=OF_HYDRA)
-    values = {key: value for key, value in values.items() if key != "hydra"}
+    values = {key: value for key, value in values.items() if key != HYDRA}
     chosen: dict[str, str | None] = {}
     for item in defaults:
         if not isinstance(item, dict):
@@ -170,7 +180,7 @@ def _of_system(system: str) -> tuple[dict[str, str], Values]:
     """The files that a system chooses, by group, and the values that it sets."""
     defaults, values = _read(CONF / SYSTEM / f"{system}.yaml", head=WHOLE)
     found = _overridden([item for item in defaults if item != SELF], OVERRIDE)
-    if SYSTEM in found:
+    if SYSTEM in found or HYDRA in values:
         raise NotPlain
     return found, values
 
@@ -181,7 +191,11 @@ def _overridden(defaults: Sequence[Any], prefix: str) -> dict[str, str]:
     for item in defaults:
         if not isinstance(item, dict) or not all(key.startswith(prefix) for key in item):
             raise NotPlain
-        found |= {key.removeprefix(prefix): name for key, name in item.items()}
+        if not all(isinstance(name, str) for name in item.values()):
+            raise NotPlain
+        chosen = {key.removeprefix(prefix): name for key, name in item.items()}
+        # Of two for one group hydra takes the first.
+        found = chosen | found
     return found
 
 
@@ -192,7 +206,8 @@ def _option(group: str, name: str) -> Values:
         raise NotPlain
     found: Values = {}
     for item in defaults or [SELF]:
-        if not isinstance(item, str):
+        # A folder in a name would be a section of its own.
+        if not isinstance(item, str) or "/" in item:
             raise NotPlain
         found = _merged(found, own if item == SELF else _option(group, item))
     return found
@@ -212,7 +227,7 @@ def _read(
     values = {**values, **replaced}
     if not text.startswith(head) or PACKAGE in text.removeprefix(head):
         raise NotPlain
-    if INTERPOLATED in str(values):
+    if INTERPOLATED in str(values) or defaults.count(SELF) > 1:
         raise NotPlain
     return defaults, values
 
@@ -228,11 +243,19 @@ def _parsed(place: Path, *state: int) -> tuple[list[Any], Values, str]:
     if not isinstance(found, dict):
         raise NotPlain
     defaults = found.pop(DEFAULTS, [])
-    return list(defaults), {str(key): value for key, value in found.items()}, text
+    if not isinstance(defaults, list):
+        raise NotPlain
+    return defaults, {str(key): value for key, value in found.items()}, text
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Sections are merged; of other values the upper one holds."""
+    """Sections are merged; of other values the upper one holds, unless it is still to be given. A
+    list and a section do not go together.
+    """
+    if above == TO_BE_GIVEN:
+        return below
+    if {type(below), type(above)} == {dict, list}:
+        raise NotPlain
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return below | {

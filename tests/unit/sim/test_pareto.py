@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.textpath import TextPath
 from rich.console import Console
 
 from helpers import drawn
@@ -70,6 +72,19 @@ def test_runs_of_other_work_have_a_front_of_their_own_and_say_what_differs() -> 
     alone = join([one, four], [_quality("hobbit", 0.01)])[2]
     assert (alone.system, alone.work) == ("hobbit", {})
     assert join([one], [_quality("hobbit", 0.01)])[1].work == points[0].work
+
+
+def test_a_machine_with_another_figure_is_another_machine_with_a_front_of_its_own() -> None:
+    """A link that is twice as fast beats no run on the machine as its file has it."""
+    slow, fast = _summary("lru", 3.0), _summary("lru", 5.0)
+    word = "hardware.links.pcie.peak_gb_per_s=63"
+    fast["overrides"] = ["model=m", "trace.max_sequences=4", word, "hardware.memory_gib=80"]
+    points = join([slow, fast], [_quality("lru", 0.01)])
+    assert mark(points) == [True, True]
+    assert [point.system for point in points] == ["lru (machine h)", f"lru (machine h {word})"]
+    assert [point.loss for point in points] == [0.01, 0.0], "the quality is of the first one"
+    fast["overrides"] = ["model=m", "hardware.memory_gib=80"]
+    assert mark(join([slow, fast], [])) == [False, True]
 
 
 def _quality(system: str, loss: float, loop: str = "closed", speed: float = 5.0) -> dict[str, Any]:
@@ -417,4 +432,8 @@ def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_
     assert axis.get_xscale() == "symlog"
     assert axis.get_xlim()[0] == -2e-5
     assert drawn.is_all_inside(axis)
+    many = [replace(points[0], loss=None, own=f"machine {at}") for at in range(9)]
+    draw([*points, *many], "increase", Path("nowhere"))
+    title = figures[1].axes[0].get_title().splitlines()
+    assert max(TextPath((0, 0), line, 7).get_extents().width for line in title) <= 7.5 * 72
     assert figures[0].get_suptitle().splitlines()[0] == "Speed and quality: t, m, h; u [c], m, h"

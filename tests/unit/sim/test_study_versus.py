@@ -276,6 +276,22 @@ def test_a_study_by_hand_is_grouped_and_what_differs_is_told() -> None:
         versus([rows[1], rows[2], rows[1]], "x")
 
 
+def test_groups_of_other_work_have_other_titles() -> None:
+    """One at a time and four at once are two tables, which their titles must tell apart."""
+    one, four = {"a": 1}, {"a": 4}
+    words = "system=lru trace.split=fit workload.decode_tokens=8"
+    rows = [
+        row_by_hand("lru", 4.0, [20, 40], workload=one) | {"overrides": words},
+        row_by_hand("lru", 9.0, [10, 20], workload=four)
+        | {"overrides": f"{words} workload=static_4"},
+    ]
+    told = "t [1], split fit, 2 sequences; h, m, 12.3% resident"
+    assert [group.title for group in versus(rows, "lru").groups] == [
+        told,
+        f"{told}; workload=static_4",
+    ]
+
+
 def test_every_cell_of_the_table_and_every_line_below_is_of_its_group() -> None:
     bound = Labels(lossy="lossy (x)", knows_future="knows the future (x)")
     sides = (

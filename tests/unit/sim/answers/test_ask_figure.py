@@ -309,6 +309,12 @@ def test_systems_that_the_same_sequences_do_not_tell_apart_tie_and_slower_ones_d
     assert "The fastest lossy system is one at fp16: 5 tokens/s" in told
     alone = behind_the_fastest(rows[:4], {words: each[:1] for words, each in times.items()})
     assert [one.ties for one in alone] == [False, True, False, False], "one sequence: no interval"
+    few = behind_the_fastest(rows[2:4], {words: each[:3] for words, each in times.items()})
+    for told_apart_by_few in (few, alone[2:]):
+        assert (
+            "The highest speed of lossless systems has c at fp16 (not sure: fewer than 4 independent"
+            " sequences): 9.9 tokens/s"
+        ) in paragraph(replace(FOUND, rows=told_apart_by_few))
 
 
 def test_of_many_systems_three_are_named_and_the_others_counted() -> None:

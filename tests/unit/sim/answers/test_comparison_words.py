@@ -62,6 +62,14 @@ def test_who_is_faster_is_told_where_the_interval_and_the_sequences_say_so(
     assert told == f"{who}. B's time over A's, {over}: all steps 1.50x [{ends}]."
 
 
+def test_sequences_that_share_steps_are_told_as_batches() -> None:
+    """Sixteen sequences in four batches are no four sequences of the trace."""
+    four, one = Paired(1.5, (1.25, 1.75), None, 4), Paired(1.5, None, None, 1)
+    assert "over 4 batches of 16 sequences of this trace: " in answer(found(four, sequences=16))
+    assert "over 1 batch of 4 sequences of this trace: " in answer(found(one, sequences=4))
+    assert "over 4 sequences of this trace: " in answer(found(four, sequences=4))
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [

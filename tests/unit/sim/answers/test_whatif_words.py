@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from sim.answers.whatif import Answer, BreakEven, Growth, Row
@@ -126,6 +128,20 @@ def test_a_table_shows_the_columns_that_differ_and_says_below_what_is_the_same()
     assert table.caption == f"waits 25% at each point; hits 50.0% at each point; {OVER}"
     assert not table.pad_edge
     assert table.box is SIMPLE_HEAD
+
+
+def test_no_number_is_cut_where_the_table_is_too_wide() -> None:
+    """Of ``1.35..4.51`` cut to ``1.35..4`` somebody would read another interval."""
+    rows = tuple(
+        row(
+            at, "offloaded", speed, interval=(1.351, 4.512), speedup=1.25, speedup_interval=(1.1, 2)
+        )
+        for at, speed in ((1, 2.5), (2, 4.0))
+    )
+    rows = (*rows, row(2, "on device", 4.0, interval=(3.511, 4.253)))
+    heard = io.StringIO()
+    Console(file=heard, width=36).print(table_of(replace(FOUND, rows=rows), "lru"))
+    assert "\u2026" not in heard.getvalue()
 
 
 def test_waits_hits_and_slots_that_differ_are_columns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from helpers.boards import BOARD, LOSSY, A, C
 from sim.board.entries import Board, Left
 from sim.board.page import _about, _board, _left, coverage_of, page
+from sim.results.coverage import Coverage
 from sim.results.paired import paired
 
 
@@ -65,7 +67,16 @@ def test_one_is_compared_with_whom_one_names_else_with_the_first(against: str, c
 
 def test_a_board_of_one_sequence_has_no_coverage() -> None:
     alone = Board("1", "t", {}, (A,), None)
-    assert coverage_of(alone) == "One sequence: no intervals."
+    assert coverage_of(alone) == "One sequence, or one batch: no intervals."
+
+
+def test_a_board_of_too_few_sequences_says_why_it_has_no_verdicts() -> None:
+    """Eight sequences in two batches: intervals may leave out 1, and nobody is called faster."""
+    batches = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    few = replace(A, row=A.row | {"decode_ns": batches})
+    said = "No verdicts: 2 independent sequences, and 4 are needed."
+    assert coverage_of(Board("1", "t", {}, (few,), Coverage(0.9, 0.95, 100))).endswith(said)
+    assert "No verdicts" not in coverage_of(BOARD)
 
 
 def test_what_is_not_entered_is_told_by_reason_without_shared_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from sim.setup import composing
+from sim.setup import configure as configuring
 from sim.setup.composing import compose_plainly, plain_word
 from sim.setup.configure import composed_by_hydra, configure
 from sim.values.places import CONF
@@ -163,6 +165,7 @@ def test_a_file_that_was_changed_is_read_again(conf: Path) -> None:
         "budget.none_such.more=1",
         "++cache=lru",
         "++none_such.more=1",
+        "++hydra=1",
         "hydra.run.dir=x",
     ],
 )
@@ -256,6 +259,14 @@ def test_what_a_word_a_system_and_the_defaults_choose_is_merged_over_what_it_sta
         ("system/one.yaml", "# @package _global_\ndefaults: [two]\n"),
         ("system/one.yaml", "# @package _global_\ndefaults: [{override /system: two}]\n"),
         ("system/one.yaml", "defaults:\n  - override /cache: lru\n"),
+        ("system/one.yaml", "# @package _global_\ndefaults: [{override /other: own}]\n"),
+        ("system/one.yaml", "# @package _global_\ndefaults: [{override /cache: 1}]\n"),
+        ("system/one.yaml", "# @package _global_\nhydra: {job: {chdir: true}}\n"),
+        ("system/one.yaml", "# @package _global_\ncache: {b: [1]}\n"),
+        ("cache/same.yaml", "defaults: [other/own]\n"),
+        ("cache/same.yaml", "defaults: [same]\n"),
+        ("cache/same.yaml", "defaults:\na: 1\n"),
+        ("cache/same.yaml", "defaults: [_self_, lru, _self_]\na: 1\n"),
         ("config.yaml", CONFIG.replace("  - loader: plain", "  - loader")),
         ("config.yaml", CONFIG.replace("seed: 3", "cache: 3")),
         ("config.yaml", CONFIG.replace("system: two", "system: null")),
@@ -269,5 +280,46 @@ def test_what_a_word_a_system_and_the_defaults_choose_is_merged_over_what_it_sta
 def test_a_file_that_is_not_plain_is_left_to_hydra(place: str, text: str, conf: Path) -> None:
     words = ["system=one", f"cache={'same' if 'same' in place else 'lru'}"]
     assert compose_plainly(words) is not None
+    for folder in ("other", "cache/other"):
+        (conf / folder).mkdir()
+        (conf / folder / "own.yaml").write_text("x: 1\n", encoding="utf-8")
     (conf / place).write_text(text, encoding="utf-8")
     assert compose_plainly(words) is None
+
+
+def test_names_that_are_no_text_are_left_to_hydra(conf: Path) -> None:
+    """Hydra reads a number, a truth value or nothing there, and refuses it."""
+    for name, word in (("1", "1"), ("True", "true"), ("None", "null"), ("1.5", "1.5")):
+        (conf / f"cache/{name}.yaml").write_text("a: 1\n", encoding="utf-8")
+        assert compose_plainly([f"cache={word}"]) is None, word
+    assert compose_plainly(["cache=None"]) is not None
+
+
+def test_what_is_still_to_be_given_replaces_nothing_and_the_first_of_two_choices_holds(
+    conf: Path,
+) -> None:
+    """As by hydra: ``test_a_system_of_ones_own_composes_as_by_hydra``."""
+    (conf / "system/one.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /cache: lfu}, {override /cache: base}]\n"
+        'cache: {f: "???", a: "???"}\n',
+        encoding="utf-8",
+    )
+    found = compose_plainly(["system=one"])
+    assert found is not None
+    assert found[0]["cache"] == {"a": 1, "b": {"c": 3, "d": [1], "e": 4}, "f": None}
+
+
+@pytest.mark.parametrize("config", ["config", "real"])
+def test_a_system_of_ones_own_composes_as_by_hydra(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets something in a section that ``real.yaml`` has, chooses twice, and leaves open."""
+    shutil.copytree(CONF, tmp_path / "conf")
+    for module in (composing, configuring):
+        monkeypatch.setattr(module, "CONF", tmp_path / "conf")
+    (tmp_path / "conf/system/own.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /cache: lru}, {override /cache: lfu}]\n"
+        "engine: {extra: 1, cold: true}\ncache:\n  initial: ???\n",
+        encoding="utf-8",
+    )
+    assert plainly("system=own", config=config) == by_hydra("system=own", config=config)
