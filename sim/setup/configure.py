@@ -58,6 +58,12 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
         lines = str(error).strip().partition("\n\n")[0].splitlines()
         kept = [line.strip() for line in lines if not line.startswith("See http")]
         raise ValueError(" ".join(kept)) from None
+    except RecursionError:
+        told = " ".join(overrides)
+        raise ValueError(
+            f"{told}: a file that these words choose starts from itself, if only through others;"
+            " look at the lists `defaults`"
+        ) from None
     finally:
         GlobalHydra.instance().hydra = running
 

@@ -61,6 +61,14 @@ def test_what_hydra_refuses_is_told_in_one_line(words: str, told: str) -> None:
         configure(words)
 
 
+def test_a_file_that_starts_from_itself_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/mine.yaml").write_text("defaults: [mine]\n", encoding="utf-8")
+    words = (f"hydra.searchpath=[{tmp_path}]", "cache=mine")
+    with pytest.raises(ValueError, match=r"cache=mine: a file that these words choose starts from"):
+        configure(*words)
+
+
 def test_composing_inside_a_hydra_application_leaves_its_state_alone() -> None:
     before = GlobalHydra.instance().hydra
     mark = object()
