@@ -178,7 +178,7 @@ def _fastest(kind: str, rows: Sequence[Row]) -> str:
         who = f"The fastest {kind} system is {best.name}"
     if any(row.behind and row.behind.verdict == TOO_FEW for row in rows[1:]):
         why = TOO_FEW.removeprefix("cannot tell: ")
-        who = f"The highest speed of {kind} systems has {best.name} (not sure: {why})"
+        who = f"{best.name} has the highest speed of {kind} systems (not sure: {why})"
     known = best.quality
     quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"

@@ -26,10 +26,10 @@ from sim.machine.roofline import Roofline
 from sim.machine.swap import paging_of
 from sim.process.shared import Shared
 from sim.results.run import Run
-from sim.setup.answers import check_answers, check_said
 from sim.setup.counted_prefetches import counted_prefetches
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_gates import with_gates
+from sim.setup.own_policies import check_answers, check_said
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import (
     FIT,

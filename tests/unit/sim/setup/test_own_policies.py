@@ -17,8 +17,8 @@ import pytest
 from sim.policies.base import Payload, Placement, PrecisionSelector, Predictor
 from sim.policies.recency import LRU
 from sim.policies.row_forecast import RowForecast
-from sim.setup.answers import check_answers, check_said
 from sim.setup.execute import execute
+from sim.setup.own_policies import check_answers, check_said
 from sim.study.trials import prepared
 from sim.values.types import SKIP, Geometry, Place, PoolPlan
 
