@@ -241,8 +241,10 @@ def fitted(texts: Sequence[str], points: float, size: float) -> list[str]:
 
     A ``$`` begins no formula there.
     """
-    from matplotlib.textpath import TextPath
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
 
+    font = FontProperties(size=size)
     letters = int(points / (size * POINTS_A_LETTER))
     while True:
         lines = [
@@ -250,7 +252,7 @@ def fitted(texts: Sequence[str], points: float, size: float) -> list[str]:
             for text in texts
             for line in textwrap.wrap(text, letters, subsequent_indent="  ")
         ]
-        widths = [TextPath((0, 0), line, size).get_extents().width for line in lines]
+        widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines]
         if letters <= LEAST_LETTERS or max(widths, default=0.0) <= FILLED * points:
             return lines
         letters -= 1
