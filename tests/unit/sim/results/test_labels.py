@@ -228,7 +228,7 @@ def test_labels_on_a_figure_stand_below_its_title_inside_its_width() -> None:
 
 def test_a_line_of_a_figure_is_no_wider_than_it_may_be() -> None:
     """The words of a run are wider than its sentences: 0.57 of the font's size a letter."""
-    words = " ".join(f"model.expert_intermediate={number}" for number in range(40))
+    words = " ".join(f"model.expert_intermediate={number}" for number in range(12))
     for points in (200.0, 648.0):
         lines = fitted([words, "$5"], points, 7.0)
         assert max(TextPath((0, 0), line, 7.0).get_extents().width for line in lines) <= points
