@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sim.answers.ask_parts import BOUND, KINDS, LOSSLESS, LOSSY, Found, alike
 from sim.answers.ask_words import common, names_of
+from sim.results.intervals import beside
 from sim.results.labels import write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 
@@ -68,7 +69,8 @@ def draw(directory: Path, found: Found) -> None:
                 ha="center",
                 bbox=BEHIND,
             )
-        axis.set_xlabel("decode (tokens/s), 95 % intervals over the trace's sequences")
+        over = ", 95 % intervals over the trace's sequences"
+        axis.set_xlabel(f"decode (tokens/s){beside((rows[0].interval for _, rows in bars), over)}")
         handles = [
             plt.Line2D([], [], marker="o", linestyle="", color=TONES[kind]) for kind in KINDS
         ]
