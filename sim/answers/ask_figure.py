@@ -55,13 +55,14 @@ def draw(directory: Path, found: Found) -> None:
         axis.invert_yaxis()
         # Systems differ by a factor of a hundred: on a logarithmic axis a ratio is a length.
         axis.set_xscale("log")
+        if found.target is not None:
+            axis.axvline(found.target, color="0.2", linestyle="--", linewidth=1, zorder=0)
         least, most = axis.get_xlim()
         axis.set_xlim(least, most * (most / least) ** 0.22)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         axis.xaxis.set_minor_formatter("{x:g}")
         if found.target is not None:
-            axis.axvline(found.target, color="0.2", linestyle="--", linewidth=1, zorder=0)
             axis.annotate(
                 f"target {found.target:g}",
                 (found.target, -0.9),
