@@ -215,9 +215,9 @@ def config_text(
     """The text of the machine's file."""
     digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
     link = request.link or hardware.link_names[0]
-    apart = (
-        "" if fit.told_apart else "; the base machine's: the log does not tell it from the bytes"
-    )
+    apart = "; the base machine's: the log does not tell it from the bytes"
+    if UNITS["loads"][0] not in {UNITS[kind][0] for kind in request.columns}:
+        apart = "; a part of the rate: the log tells no loads"
     lines = [
         (
             f"# {request.base}, with what {request.log.name} (sha256 {digest}) tells of it: rows 1"
@@ -233,7 +233,7 @@ def config_text(
         f"  {link}:",
         f"    peak_gb_per_s: {fit.bytes_per_ms * 1e3 / GB:.6g}  # {fit.errors}",
         "    efficiency: 1.0  # as measured",
-        f"    overhead_us: {fit.overhead_ms * 1e3:.6g}  # a load{apart}",
+        f"    overhead_us: {fit.overhead_ms * 1e3:.6g}  # a load{'' if fit.told_apart else apart}",
     ]
     if memory is not None:
         lines += [

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from sim.answers.comparison import row_conditions, short
 from sim.process.printing import print_text
-from sim.results.intervals import OVER
+from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
 from sim.setup.configure import changes
@@ -196,7 +196,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
     for group in found.groups:
         table = Table(
             "system",
-            "tokens/s [95 %]",
+            f"tokens/s{beside((side.interval for side in group.sides), ' [95 %]')}",
             "hits",
             f"as fast as {name}",
             "",
@@ -226,10 +226,11 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
             )
         console.print(table)
         print_text(console, told_of(group, name))
-    brackets = f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}"
+    intervals = [side.interval for group in found.groups for side in group.sides]
+    brackets = "In brackets: 95 % intervals, paired where they are of how many times."
     labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
     alone = [f"Beside no {name}: {one.system} ({one.overrides}): {one.why}." for one in found.alone]
-    for line in (*labels, brackets, *alone):
+    for line in filter(None, (*labels, beside(intervals, f"{brackets} {OVER}"), *alone)):
         print_text(console, line)
 
 

@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_size, complete
+from capture.importers.passes import SEQUENCES, phases_of
 from capture.importers.source import (
     INT16_MAX,
     INT32_MAX,
     Imported,
-    ImportFailure,
     Refuse,
     Track,
     count,
@@ -42,9 +42,7 @@ from capture.importers.source import (
     one_of,
     require_file,
 )
-from sim.traces.trace import CHUNK, DECODE, PREFILL
 
-SEQUENCES = ("one", "prompts")
 KEYS = (*FACTS, "top_k", "sequences")
 LARGEST_FILE_BYTES = 1 << 30
 LINE = re.compile(r"(\d{1,10}) (\d{1,9}) (\d{1,5})((?: \d{1,5}:\d{1,7}\.\d{4})+)", re.A)
@@ -85,7 +83,8 @@ def read(request: Request, track: Track[Any]) -> Imported:
     calls = _read_calls(request, refuse)
     sites = _sites(refuse, calls)
     passes = np.array(calls.rows, np.int64)[:: len(sites)]
-    phase, sequence = _phases(refuse, passes, calls, len(sites), request.options.get("sequences"))
+    told = request.options.get("sequences")
+    phase, sequence = phases_of(refuse, passes, calls.line[:: len(sites)], told)
     ids, weights = _choices(refuse, calls, len(sites), facts, request.options)
     step = np.repeat(np.arange(len(passes)), passes)
     first = np.searchsorted(sequence, sequence)
@@ -188,28 +187,6 @@ def _sites(refuse: Refuse, calls: _Calls) -> list[int]:
         rule = f"must be {rows[call - site[call]]}, as at the first layer of the pass"
         refuse(f"line {calls.line[call]}, rows of the call", True, int(rows[call]), rule, remedy)
     return sites
-
-
-def _phases(
-    refuse: Refuse, passes: NDArray[np.int64], calls: _Calls, num_sites: int, sequences: str | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Phase and sequence of each row."""
-    several = passes > 1
-    after = several.copy()
-    after[:1] = False
-    after[1:] &= ~several[:-1]
-    if after.any() and sequences is None:
-        line = calls.line[int(after.argmax()) * num_sites]
-        raise ImportFailure(
-            f"{refuse.file}: line {line} begins a prompt after decoded tokens, and the file does"
-            " not tell whether that is another sequence; say sequences=prompts (it is) or"
-            " sequences=one (the conversation goes on)"
-        )
-    begins = after if sequences == "prompts" else np.zeros(len(passes), np.bool_)
-    first = begins.copy()
-    first[:1] = True
-    phase = np.where(several, np.where(first, PREFILL, CHUNK), DECODE)
-    return np.repeat(phase, passes), np.repeat(np.cumsum(begins), passes)
 
 
 def _choices(

@@ -42,6 +42,7 @@ from capture.importers.parts import (
     hidden_files,
     is_ranked,
 )
+from capture.importers.passes import SEQUENCES, phases_of
 from capture.importers.source import (
     INT16_MAX,
     INT32_MAX,
@@ -54,10 +55,10 @@ from capture.importers.source import (
     parsed_json,
     require_file,
 )
-from sim.traces.trace import CHUNK, DECODE, PREFILL
+from sim.traces.trace import PREFILL
 
 KEYS = (*FACTS, "rank", "recorded", "sequences", "order", "gate_inputs")
-RECORDED, SEQUENCES, KEPT = ("inference", "training"), ("one", "prompts"), ("keep", "no")
+RECORDED, KEPT = ("inference", "training"), ("keep", "no")
 LARGEST_FILE_BYTES = 1 << 34
 
 
@@ -244,22 +245,7 @@ def _phases(
     """Phase and sequence of each row."""
     if request.options.get("recorded") == "training":
         return np.full(counts.sum(), PREFILL), np.repeat(np.arange(len(counts)), counts)
-    several = counts > 1
-    after = several.copy()
-    after[:1] = False
-    after[1:] &= ~several[:-1]
-    told = request.options.get("sequences")
-    if after.any() and told is None:
-        raise ImportFailure(
-            f"{refuse.file}: line {lines[int(after.argmax())]} begins a prompt after decoded tokens,"
-            " and the file does not tell whether that is another sequence; say sequences=prompts"
-            " (it is) or sequences=one (the conversation goes on)"
-        )
-    begins = after if told == "prompts" else np.zeros(len(counts), np.bool_)
-    first = begins.copy()
-    first[:1] = True
-    phase = np.where(several, np.where(first, PREFILL, CHUNK), DECODE)
-    return np.repeat(phase, counts), np.repeat(np.cumsum(begins), counts)
+    return phases_of(refuse, counts, lines, request.options.get("sequences"))
 
 
 def _values(

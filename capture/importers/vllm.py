@@ -28,7 +28,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,8 @@ def read(request: Request, track: Track[Any]) -> Imported:
         found.append(response)
     facts = complete(request.facts, {"model": found[0].model}, "vllm")
     layers = _layers(refuse, request, found[0].ids.shape[1])
+    for number, item in enumerate(found):
+        _check_dense(refuse, f"response {number}", item.ids, layers)
     kept = [
         _forwarded(refuse, f"response {number}", item.ids[:, layers], int(facts["experts"]))
         for number, item in enumerate(found)
@@ -145,6 +147,15 @@ def _layers(refuse: Refuse, request: Request, num_layers: int) -> list[int]:
             f" 0..{num_layers - 1} that {refuse.file} has, and leave one or more"
         )
     return [layer for layer in range(num_layers) if layer not in dense]
+
+
+def _check_dense(refuse: Refuse, name: str, ids: Ints, layers: Sequence[int]) -> None:
+    """A layer without experts has no choices: -1, or the zeros of some versions."""
+    for layer in sorted({*range(ids.shape[1])} - {*layers}):
+        rule = f"must be 0 or -1: dense_layers={layer} says that layer {layer} has no experts"
+        refuse.where(
+            f"{name}, routed_experts at layer {layer}", ids[:, layer] > 0, ids[:, layer], rule
+        )
 
 
 def _responses(request: Request, refuse: Refuse) -> Iterator[tuple[str, object]]:

@@ -195,7 +195,7 @@ def answer(
         changed = [threads.submit(_changes, row, run, bench) for row in best]
         needed = (
             [threads.submit(one, best[0], run, bench, target) for one in (_link, _memory)]
-            if target is not None and best
+            if target is not None and best and best[0].tokens_per_s < target
             else []
         )
         return replace(

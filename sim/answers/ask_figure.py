@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sim.answers.ask_parts import BOUND, KINDS, LOSSLESS, LOSSY, Found, alike
 from sim.answers.ask_words import common, names_of
+from sim.results.intervals import beside
 from sim.results.labels import write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 
@@ -54,13 +55,14 @@ def draw(directory: Path, found: Found) -> None:
         axis.invert_yaxis()
         # Systems differ by a factor of a hundred: on a logarithmic axis a ratio is a length.
         axis.set_xscale("log")
+        if found.target is not None:
+            axis.axvline(found.target, color="0.2", linestyle="--", linewidth=1, zorder=0)
         least, most = axis.get_xlim()
         axis.set_xlim(least, most * (most / least) ** 0.22)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         axis.xaxis.set_minor_formatter("{x:g}")
         if found.target is not None:
-            axis.axvline(found.target, color="0.2", linestyle="--", linewidth=1, zorder=0)
             axis.annotate(
                 f"target {found.target:g}",
                 (found.target, -0.9),
@@ -68,7 +70,8 @@ def draw(directory: Path, found: Found) -> None:
                 ha="center",
                 bbox=BEHIND,
             )
-        axis.set_xlabel("decode (tokens/s), 95 % intervals over the trace's sequences")
+        over = ", 95 % intervals over the trace's sequences"
+        axis.set_xlabel(f"decode (tokens/s){beside((rows[0].interval for _, rows in bars), over)}")
         handles = [
             plt.Line2D([], [], marker="o", linestyle="", color=TONES[kind]) for kind in KINDS
         ]

@@ -20,6 +20,8 @@ from sim.workload.steps import Limits
 def _gpus(own: Mapping[str, str]) -> list[str]:
     """The words for so many GPUs of a machine (contract C156)."""
     count, split = int(own.get("gpus", "1")), own.get("split", SPLITS[0])
+    if count == 1 and "split" in own:
+        raise ValueError(f"split={split} is of several GPUs; leave it out, or say gpus=2")
     return [f"devices={split}_2", f"hardware.devices.count={count}"] if count > 1 else []
 
 
@@ -28,7 +30,8 @@ def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     gates; the gates; and the model.
 
     Raise ValueError for a model or a machine that cannot be, for a ``context`` of so many tokens
-    whose keys and values alone fill the device, and where there are no gates.
+    whose keys and values alone fill the device, where there are no gates, and for a size of gates
+    that are not made.
     """
     own = words.own
     given = [word for word in words.overrides if word.startswith(("trace=", "trace.path="))]
@@ -45,12 +48,24 @@ def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     if hardware.devices is None and not model.encoder_sites:
         limits = Limits(context, 1, 0)
         check_ledger(make_ledger(model, hardware, limits, slot_bytes=0), hardware, limits)
-    if given:
-        return [*common, *given], OwnGates("", "gates as given"), model
     sizes = ("tokens", "sequences", "prompt_tokens")
     asked_for: dict[str, Any] = {key: int(own[key]) for key in sizes if key in own}
+    if given:
+        _check_sizes(asked_for, given[0])
+        return [*common, *given], OwnGates("", "gates as given"), model
     request = replace(USUAL, **asked_for)
     gates = own_gates(model, request)
+    if not gates.is_made:
+        _check_sizes(asked_for, gates.told)
     # Runs find their model's usual gates themselves.
     is_usual = not gates.is_made or request == USUAL
     return [*common, *([] if is_usual else gates.words(model))], gates, model
+
+
+def _check_sizes(asked_for: Mapping[str, int], gates: str) -> None:
+    """Raise ValueError for sizes of gates that are there already."""
+    for key, number in asked_for.items():
+        raise ValueError(
+            f"{key}={number} is of synthetic gates, and these are {gates}; leave it out (workload.*"
+            " and trace.max_sequences say what a run takes of a trace)"
+        )

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Found, Row, alike
 from sim.answers.ask_quality import UNKNOWN
-from sim.results.intervals import OVER
+from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, told
 from sim.results.paired import SLOWER, TOO_FEW, Paired
 
@@ -43,7 +43,7 @@ def tables_of(found: Found) -> list[Table]:
                 "system",
                 "experts at",
                 "resident",
-                "tokens/s [95 %]",
+                f"tokens/s{beside((row.interval for row in rows), ' [95 %]')}",
                 "first token (s)",
                 "waits",
                 "why it is a bound" if kind == BOUND else "lost",
@@ -59,7 +59,9 @@ def tables_of(found: Found) -> list[Table]:
 
 def told_of(found: Found) -> list[str]:
     """What a reader must know of all rows."""
-    return [*told((row.system, common(row)) for row in found.rows), OVER, *_measured(found)]
+    over = beside((row.interval for row in found.rows), OVER)
+    notes = [*told((row.system, common(row)) for row in found.rows), over, *_measured(found)]
+    return list(filter(None, notes))
 
 
 def _measured(found: Found) -> list[str]:

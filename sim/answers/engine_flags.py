@@ -18,8 +18,10 @@ from sim.study.trials import prepared
 from sim.values.units import GIB, MIB
 from sim.verbs.names import nearest
 
-MICRO_BATCH = 512
-"""llama.cpp's ``-ub``, where nothing is said."""
+MICRO_BATCH, BATCH = 512, 2048
+"""llama.cpp's ``-ub`` and ``-b``, where nothing is said. A micro-batch is at most a batch
+(``src/llama-context.cpp``).
+"""
 KV_BITS = {
     "f32": 32.0,
     "f16": 16.0,
@@ -45,7 +47,8 @@ NAMES = {
     "gpu_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers"),
     "split": ("-ts", "--tensor-split"),
     "split_mode": ("-sm", "--split-mode"),
-    "nothing": ("-m", "--model", "-fa", "--flash-attn", "-b", "--batch-size"),
+    "batch": ("-b", "--batch-size"),
+    "nothing": ("-m", "--model", "-fa", "--flash-attn"),
 }
 REFUSED = {
     ("-mg", "--main-gpu"): "the first GPU has what is of no layer",
@@ -99,6 +102,8 @@ class Flags:
             words += [flag, kind] if kind != "f16" else []
         if self.micro_batch != MICRO_BATCH:
             words += ["-ub", str(self.micro_batch)]
+        if self.micro_batch > BATCH:
+            words += ["-b", str(self.micro_batch)]
         if self.split:
             words += ["-ts", ",".join(f"{share:g}" for share in self.split)]
         for pattern in self.patterns:
@@ -144,8 +149,12 @@ def read_flags(text: str) -> Flags:
             found[meaning] = _split(name, value)
         elif meaning == "split_mode":
             _check_mode(name, value)
+        elif meaning == "n_cpu_moe":
+            # Each one adds its layers to those before.
+            found[meaning] = max(_whole(name, value, 0), found.get(meaning, 0))
         elif meaning != "nothing":
-            found[meaning] = _whole(name, value, 0 if meaning in ("n_cpu_moe", "cache_mib") else 1)
+            found[meaning] = _whole(name, value, 0 if meaning == "cache_mib" else 1)
+    found["micro_batch"] = min(found.get("micro_batch", MICRO_BATCH), found.pop("batch", BATCH))
     return Flags(patterns=tuple(patterns), **found)
 
 

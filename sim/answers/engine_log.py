@@ -49,8 +49,8 @@ class LinkFit:
     """A link's constants in ``io = overhead_ms * loads + bytes / bytes_per_ms``.
 
     ``error`` is the median relative error on the rows fitted, ``held_out_error`` that on the
-    others, NaN where there is none. ``told_apart`` is False where the log does not say how many
-    loads there were, or where all were of one size. The overhead is then the base machine's.
+    others, NaN where there is none. ``told_apart`` is False where all loads were of one size: the
+    overhead is then the base machine's. Where the log tells no loads it is 0, for the rate has it.
     """
 
     overhead_ms: float
@@ -145,7 +145,8 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
         overhead, per_byte = np.linalg.lstsq(design, np.ones(len(io)), rcond=None)[0]
         told_apart = bool(overhead >= 0)
     if not told_apart:
-        overhead = base_overhead_ms
+        # What nobody counted cannot be taken off, and a machine must not take it twice.
+        overhead = base_overhead_ms if loads.any() else 0.0
         left = io - overhead * loads
         per_byte = float((left / io) @ (moved / io) / ((moved / io) @ (moved / io)))
     if per_byte <= 0:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sim.answers.ask_words import between
 from sim.answers.export import Search, Tried
-from sim.results.intervals import OVER
+from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, caption, told
 
 SHOWN = 8
@@ -20,16 +20,17 @@ SHOWN = 8
 def table_of(found: Search) -> Table:
     """The fastest lines: what they differ in, and how fast they are."""
     best = found.best()
+    shown = [one.interval for one in best[:SHOWN]]
     table = Table(
         "layers on the CPU",
         "-ts",
         "cache (MiB)",
-        "tokens/s [95 %]",
+        f"tokens/s{beside(shown, ' [95 %]')}",
         "hits",
         "waits",
         title=f"the fastest {min(SHOWN, len(best))} of {len(best)} lines",
         title_justify="left",
-        caption=escape("; ".join([*told(_named(best)), OVER])),
+        caption=escape("; ".join(filter(None, [*told(_named(best)), beside(shown, OVER)]))),
         box=SIMPLE_HEAD,
         pad_edge=False,
     )

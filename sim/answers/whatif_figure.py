@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sim.answers.whatif import Answer
+from sim.results.intervals import beside
 from sim.results.labels import write_on
 from sim.results.looks import MARKERS, looks, save
 
@@ -44,7 +45,9 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             axis.set_ylim(0, None)
         axis.legend()
         about = f": {found.about}" if found.about else ""
-        figure.suptitle(f"{system}{about}\n95 % intervals over the trace's sequences")
+        over = "\n95 % intervals over the trace's sequences"
+        shown_over = beside((row.interval for row in found.rows), over)
+        figure.suptitle(f"{system}{about}{shown_over}")
         write_on(figure, found.labels)
         save(figure, directory / "figure")
 

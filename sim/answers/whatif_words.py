@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sim.answers.whatif import Answer, Row
 from sim.answers.whatif_growth import growth_told
-from sim.results.intervals import OVER
+from sim.results.intervals import OVER, beside
 from sim.results.labels import caption, told
 
 ANY = "any"
@@ -105,12 +105,16 @@ def table_of(found: Answer, system: str) -> Table:
         if (head, of) not in shown and len(rows) > 1
     ]
     if len(rows) == 1:
-        shown = columns[1:5]
+        shown = [(head, of) for head, of in columns[1:5] if of(rows[0][1])]
+    over = beside(
+        (ends for row in found.rows for ends in (row.interval, row.speedup_interval)), OVER
+    )
+    notes = [*same, *_no_hits(found), *told(found.labels), over]
     table = Table(
         found.axis,
         *(head for head, _ in shown),
         title=escape(f"{system}: {found.about}" if found.about else system),
-        caption=escape("; ".join([*same, *_no_hits(found), *told(found.labels), OVER])),
+        caption=escape("; ".join(filter(None, notes))),
         box=SIMPLE_HEAD,
         pad_edge=False,
     )

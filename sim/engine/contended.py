@@ -48,6 +48,7 @@ class ContendedEngine(Engine):
         self._given: deque[tuple[int, int]] = (
             deque()
         )  # (duration, key) of the needs that are ready and have not begun
+        self._work_ends: list[int] = []
         super().__init__(env, controller, workload, durations, progress)
 
     def _make_links(self) -> Sequence[ContendedLink]:
@@ -61,7 +62,12 @@ class ContendedEngine(Engine):
         """
         now, begins_ns = int(self.env.now), self._free_ns
         self._free_ns = AT_WORK
-        self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, done)
+
+        def over(alarm: Alarm) -> None:
+            self._work_ends.append(alarm.at_ns)
+            done(alarm)
+
+        self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, over)
 
     def _begin_site(self) -> None:
         if not self._awaits_blocks or self._has_blocks():
@@ -122,6 +128,9 @@ class ContendedEngine(Engine):
         )
 
     # ---- the end
+
+    def _long_columns(self) -> dict[tuple[str, ...], list[int]]:
+        return {**super()._long_columns(), ("work_end_ns",): self._work_ends}
 
     def _close(self, now: int) -> None:
         super()._close(now)

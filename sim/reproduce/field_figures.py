@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from rich.table import Table
 
-from sim.reproduce.field import WORDS
+from sim.reproduce.field import WORDS, table_with
 from sim.reproduce.roles import FOLDER
 from sim.study.trials import prepared, trial
 
@@ -155,7 +155,7 @@ def steps_table(trace: Path, of: Sequence[Figure]) -> Table:
     """What was measured of steps beside what is simulated."""
     gates = "; ".join(sorted({_gates(trace, one) for one in of}))
     columns = ("run", "machine", "of a step", "measured", "simulated", "ratio")
-    made = Table(*columns, caption=f"gates: {gates}")
+    made = table_with(*columns, caption=f"gates: {gates}")
     for one in of:
         found = simulated(trace, one)
         made.add_row(
@@ -171,7 +171,7 @@ def steps_table(trace: Path, of: Sequence[Figure]) -> Table:
 
 def slots_table(of: Sequence[Split]) -> Table:
     """Slots before, measured and predicted."""
-    made = Table("run", "machine", "tokens", "bits", "slots before", "measured", "predicted")
+    made = table_with("run", "machine", "tokens", "bits", "slots before", "measured", "predicted")
     for one in of:
         made.add_row(
             one.name,

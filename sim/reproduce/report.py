@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,8 @@ from sim.reproduce.verdicts import VERDICTS, Verdict, counts
 from sim.results.labels import Labels, told, write_on
 from sim.results.looks import COLOURS, MARKERS, NEUTRAL, looks, save
 
+SHORT = 70
+"""The most letters of a remark in the printed table; the written one has all of them."""
 LOOKS = {
     verdict: (COLOURS[nth], MARKERS[nth])
     for verdict, nth in (("holds", 0), ("reachable", 4), ("misses", 1))
@@ -106,7 +109,7 @@ def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
                 found(v),
                 v.claim.role,
                 v.verdict,
-                remark(v)[:70],
+                shorten(remark(v), SHORT, placeholder=" ..."),
             )
             shown.add_row(*map(escape, cells))
     return shown

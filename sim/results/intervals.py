@@ -18,7 +18,7 @@ docs/metrics.md has the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,17 @@ MIN_SEQUENCES = 4
 """Fewer sequences give an interval but no verdict: no simulation shows that one would be right."""
 ROUNDING = 1e-14
 """Errors up to this share of the whole are rounding of sums and count as 0."""
+
+
+def beside(intervals: Iterable[object], words: str) -> str:
+    """``words``, which speak of intervals, where any is shown; else nothing: one sequence has none.
+
+    >>> beside([None, (1.0, 2.0)], " [95 %]")
+    ' [95 %]'
+    >>> beside([None], " [95 %]")
+    ''
+    """
+    return words if any(interval is not None for interval in intervals) else ""
 
 
 @dataclass(frozen=True)

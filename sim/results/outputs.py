@@ -30,7 +30,7 @@ from sim.process.printing import print_text
 from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT
 from sim.results.frames import Frames
-from sim.results.intervals import OVER
+from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
 from sim.values.places import is_free
@@ -251,9 +251,12 @@ def print_summary(summary: Summary, console: Console) -> None:
     title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
     # An override may be a list in brackets, which rich would take for markup.
     labels = _labels(labels_in(summary))
-    told = escape(f"{labels}. {OVER}" if labels else OVER)
-    table = Table("metric", "value", "95 % interval", title=escape(title), caption=told)
     ci = summary["ci95"]
+    over = beside(
+        (ci[name] for name in ("decode_tokens_per_s", "ttft_s", "tpot_s", "hit_ratio")), OVER
+    )
+    told = escape(". ".join(filter(None, [labels, over])))
+    table = Table("metric", "value", "95 % interval", title=escape(title), caption=told)
     for name, value, unit, interval in (
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
         ("time to first token", summary["ttft_s"]["mean"], "s", ci["ttft_s"]),

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from sim.results.intervals import beside
 from sim.results.labels import told, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
 from sim.results.overview import BOUND, LOSSY, Overview, Set
@@ -38,11 +39,14 @@ def draw(found: Overview, stem: Path) -> tuple[Path, Path]:
         )
         for axis, (title, sets) in zip(axes.flat, many.items(), strict=True):
             (_bars if len(sets) == 1 else _curves)(axis, sets)
-            axis.set_title(textwrap.fill(title, TITLE_LETTERS), fontsize=8)
+            shown = textwrap.fill(title, TITLE_LETTERS)
+            axis.set_title(shown.replace("$", r"\$"), fontsize=8)  # a $ begins no formula
         share_scale([axis for axis in axes.flat if not axis.get_ylabel()])
         left = len(found.titles) - len(titles)
-        more = f"; {left} more in the table" if left else ""
-        figure.suptitle(f"95 % intervals over the trace's sequences{more}")
+        more = f"{left} more in the table" if left else ""
+        intervals = (line.interval for sets in many.values() for one in sets for line in one.lines)
+        over = beside(intervals, "95 % intervals over the trace's sequences")
+        figure.suptitle("; ".join(filter(None, [over, more])))
         write_on(figure, found.named())
         return save(figure, stem)
 

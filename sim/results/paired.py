@@ -20,7 +20,7 @@ class Paired:
     ``speedup`` is the other's time over its own (above 1: faster). ``interval`` is the 95 %
     interval of the speedup over sequences, ``p_faster`` the confidence (0 to 1) that it is faster.
     Both are None for fewer than two sequences. ``sequences`` counts those that took any time; all
-    that share steps are one (`sim.results.latency.by_batch`).
+    that share steps in either run are one (`in_common`).
     """
 
     speedup: float
@@ -69,13 +69,27 @@ def paired(ours: Floats, theirs: Floats) -> Paired:
             " in all"
         )
     speedup = float(theirs.sum() / ours.sum())
-    found = estimate(theirs, ours)
+    found = estimate(*in_common(theirs, ours))
     if found is None:
         return Paired(speedup, None, None, 1)
     low, high = found.interval()
     return Paired(
         speedup, (float(low), float(high)), float(found.confidence_above(1.0)), found.sequences
     )
+
+
+def in_common(one: Floats, other: Floats) -> tuple[Floats, Floats]:
+    """The times of two runs by what neither divides: where they batch differently, a batch of the
+    one may be several of the other, or end within one.
+
+    Sequences go first come first served, so those of a batch follow each other: its time at the
+    first of them, and then 0 (`sim.results.latency.by_batch`).
+    """
+    is_first = (one > 0) & (other > 0)
+    if (is_first == ((one > 0) | (other > 0))).all():
+        return one, other
+    begin = np.array([0, *np.flatnonzero(is_first)[1:]])
+    return np.add.reduceat(one, begin), np.add.reduceat(other, begin)
 
 
 def paired_all(times: Floats) -> list[list[Paired | None]]:

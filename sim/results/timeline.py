@@ -13,8 +13,10 @@ from typing import Any
 import polars as pl
 
 from sim.machine.durations import OwnedDurations
+from sim.machine.lanes import LanedDurations, in_proportion
 from sim.results.frames import PHASES, Frames
 from sim.values.record import HOST_TIME
+from sim.values.types import Geometry
 
 STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
 """Numbers of the tracks; the engines of the links follow from LINK_TRACK on, link 0 first."""
@@ -115,38 +117,38 @@ def _compute(
         return
     record, workload, durations = frames.record, frames.workload, frames.durations
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
+    ends = iter(record.work_end_ns) if record.slowed_ns else None
     rows = frames.lookups_of_steps(steps).rows_by_key("tick", named=True)
     geometry = frames.controller.geometry
-    units, sites = geometry.units, geometry.sites
+    units = geometry.units
     owned = isinstance(durations, OwnedDurations)  # then the stream is home's
-    tick = 0
+    tick = start = now = 0
+
+    def follow(name: str, work_ns: int, **args: Any) -> Event:
+        """The slice of what the stream does next, which takes ``work_ns`` if nobody slows it."""
+        nonlocal start, now
+        start = _after_idle(idle, now)
+        now = start + work_ns if ends is None else next(ends)
+        return _slice(COMPUTE_TRACK, name, start, now, **args)
+
     for step in workload.steps[:steps]:
         now, dense = record.step_start_ns[step.index], durations.dense_ns(step)
         for site in step.sites:
-            start = _after_idle(idle, now)
-            now = start + dense[site]
-            yield _slice(COMPUTE_TRACK, f"attention {site}", start, now, step=step.index, site=site)
-            for row in _in_order(rows.get(tick, []), wait):
+            yield follow(f"attention {site}", dense[site], step=step.index, site=site)
+            for row, work_ns in _in_order(frames, rows.get(tick, []), wait):
                 if owned and geometry.on_device(row["key"]):
                     continue
-                start = _after_idle(idle, now)
-                now = start + durations.expert_ns(
-                    row["key"] // units // sites, site, row["computed"]
-                )
-                starts[row["key"], row["gate_ns"]] = start
-                yield _slice(
-                    COMPUTE_TRACK,
+                yield follow(
                     f"expert {row['key'] % units}",
-                    start,
-                    now,
+                    work_ns,
                     site=site,
                     outcome=row["outcome"],
                     precision=row["served"],
                     tokens=row["computed"],
                 )
+                starts.setdefault((row["key"], row["gate_ns"]), start)
             tick += 1
-        end = record.step_end_ns[step.index]
-        yield _slice(COMPUTE_TRACK, "head", end - durations.tail_ns(step), end, step=step.index)
+        yield follow("head", durations.tail_ns(step), step=step.index)
 
 
 def _measured(
@@ -201,10 +203,34 @@ def _after_idle(idle: Mapping[int, int], now: int) -> int:
     return now
 
 
-def _in_order(rows: list[Event], wait: str) -> list[Event]:
-    """The needs of one gate that the device computed, in the order of their computation."""
+def _in_order(frames: Frames, rows: list[Event], wait: str) -> Iterator[tuple[Event, int]]:
+    """The needs of one gate that the device computed, in the order of their computation, and what
+    each takes alone. By projection (contract C167) a need has several turns.
+    """
+    geometry, durations = frames.controller.geometry, frames.durations
     served = [row for row in rows if row["outcome"] not in ("skip", "cpu") and row["computed"]]
-    return sorted(served, key=lambda row: row["ready_ns"]) if wait == "as_ready" else served
+    if wait == "as_ready":
+        served.sort(key=lambda row: row["ready_ns"])
+    if wait != "by_projection":
+        for row in served:
+            yield row, durations.expert_ns(*_variant(geometry, row), row["computed"])
+        return
+    assert isinstance(durations, LanedDurations)
+    for _, admitted in groupby(served, key=lambda row: row["gate_ns"]):
+        parts: list[tuple[int, Event, int]] = []
+        for row in sorted(admitted, key=lambda row: row["key"]):
+            variant = _variant(geometry, row)
+            shares = durations.projection_bytes(*variant, geometry.key_bytes[row["key"]])
+            times = in_proportion(durations.expert_ns(*variant, row["computed"]), shares)
+            parts += [(turn, row, time) for turn, time in enumerate(times)]
+        for _, row, time in sorted(parts, key=lambda part: part[0]):
+            yield row, time
+
+
+def _variant(geometry: Geometry, row: Event) -> tuple[int, int]:
+    """The precision of a lookup's key, and its site."""
+    key: int = row["key"]
+    return divmod(key // geometry.units, geometry.sites)
 
 
 def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
@@ -235,21 +261,22 @@ def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
 
 
 def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
-    """Slices of the needs that the CPU computed; each ends when its result is back."""
-    units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
+    """Slices of the needs that the CPU computed, one after another; each ends when its result is
+    back.
+    """
+    units, before_ns = frames.controller.geometry.units, 0
     shown = frames.lookups_of_steps(steps).filter(pl.col("outcome") == "cpu")
     for row in shown.iter_rows(named=True):
-        variant = row["key"] // units
-        duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["computed"])
         yield _slice(
             CPU_TRACK,
             f"expert {row['key'] % units}",
-            row["ready_ns"] - duration,
+            max(row["gate_ns"], before_ns),
             row["ready_ns"],
             site=row["site"],
             precision=row["served"],
             tokens=row["computed"],
         )
+        before_ns = row["ready_ns"]
 
 
 def _services(frames: Frames, until_ns: int) -> Iterator[Event]:

@@ -26,6 +26,7 @@ from sim.study.launchers import OPTIONS, make_launcher
 from sim.study.plan import nearest, read_plan
 from sim.study.rows import DONE, overview_of
 from sim.study.search import run_search, told
+from sim.values.code import project_digest
 
 OWN = ("name", "launcher", "output_dir", "retry")
 OF_LAUNCHERS = tuple(dict.fromkeys(key for keys in OPTIONS.values() for key in keys))
@@ -46,7 +47,8 @@ def main(words: Sequence[str]) -> int:
             print(told(plan.name, run_search(plan, launcher, output_dir, say)))
             return 0
         cells = plan_cells(plan)
-        found = conduct(plan.name, cells, launcher, output_dir, options.get("retry") == "yes", say)
+        retry, code = options.get("retry") == "yes", project_digest()
+        found = conduct(plan.name, cells, launcher, output_dir, retry, say, code)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

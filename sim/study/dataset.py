@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -47,6 +47,8 @@ class Dataset:
         self.directory, self._axes, self._tell = directory, dict(axes), tell
         self.statuses: dict[str, str] = {}
         """The status of every recorded cell, by key: done, refused or failed."""
+        self.codes: dict[str, str | None] = {}
+        """The digest of the code that made its row; None where the row does not tell."""
         self._pending: list[Row] = []
         self._journal: IO[bytes] | None = None
         self._lock: IO[str] | None = None
@@ -93,7 +95,7 @@ class Dataset:
                 raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             raise self._cannot_write(error) from error
-        self.statuses[row["key"]] = row["status"]
+        self._note(row["key"], row["status"], row.get("code"))
         self._pending.append(row)
         if (
             len(self._pending) >= ROWS_A_PART
@@ -118,11 +120,9 @@ class Dataset:
             raise self._cannot_write(error) from error
         self._pending.clear()
 
-    def forget(self, statuses: Sequence[str]) -> int:
-        """Remove the cells of these statuses, so that they run again. Return how many they
-        were.
-        """
-        gone = {key for key, status in self.statuses.items() if status in statuses}
+    def forget(self, keys: Iterable[str]) -> int:
+        """Remove these cells, so that they run again. Return how many they were."""
+        gone = set(keys)
         for part in self._parts():
             frame = pl.read_parquet(part, glob=False)
             kept = frame.filter(~pl.col("key").is_in(gone))
@@ -131,13 +131,16 @@ class Dataset:
             elif len(kept) < len(frame):
                 self._publish(kept, part.name)
         for key in gone:
-            del self.statuses[key]
+            del self.statuses[key], self.codes[key]
         return len(gone)
 
     def read(self) -> pl.DataFrame:
         """All recorded cells."""
         self.flush()
         return read_cells(self.directory)
+
+    def _note(self, key: str, status: str, code: str | None) -> None:
+        self.statuses[key], self.codes[key] = status, code
 
     # ---- reading what is there
 
@@ -150,8 +153,11 @@ class Dataset:
         frames: dict[Path, pl.DataFrame] = {}
         for part in self._parts():
             try:
-                frames[part] = pl.read_parquet(part, glob=False)
-                self.statuses |= dict(frames[part].select("key", "status").iter_rows())
+                frames[part] = frame = pl.read_parquet(part, glob=False)
+                if "code" not in frame.columns:
+                    frame = frame.with_columns(code=pl.lit(None, pl.String))
+                for told in frame.select("key", "status", "code").iter_rows():
+                    self._note(*told)
             except (PolarsError, OSError) as error:
                 # Moved out of the folder of parts, which readers such as pandas read as a whole.
                 aside = self.directory / (part.name + BROKEN)
@@ -205,7 +211,7 @@ class Dataset:
             )
         for row in good:
             if row["key"] not in self.statuses:
-                self.statuses[row["key"]] = row["status"]
+                self._note(row["key"], row["status"], row.get("code"))
                 self._pending.append(row)
         # Rewritten without the torn last line, so that the next row begins a line of its own.
         temporary = place.with_name("." + JOURNAL)

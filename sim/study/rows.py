@@ -14,6 +14,7 @@ import polars as pl
 from sim.results.labels import caption, labels_in
 from sim.results.overview import Done, Overview, Refused, overview
 from sim.study.cells import Cell
+from sim.values.code import project_digest
 from sim.values.version import VERSION
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
@@ -92,6 +93,7 @@ SCHEMA: dict[str, Any] = {
     "system": pl.String,
     "overrides": pl.String,
     "version": pl.String,
+    "code": pl.String,
     "trace_sha256": pl.String,
     **dict.fromkeys(TEXTS, pl.String),
     **dict.fromkeys(NUMBERS, pl.Float64),
@@ -125,6 +127,7 @@ def make_row(
         "system": cell.system,
         "overrides": " ".join(cell.words),
         "version": VERSION,
+        "code": project_digest(),
         "trace_sha256": cell.trace_sha256,
         "config": json.dumps(cell.config, sort_keys=True),
     }

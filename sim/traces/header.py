@@ -334,7 +334,7 @@ def _header(fields: Fields) -> Header:
         )
     lookahead = fields.value["lookahead"]
     return Header(
-        name=fields.text("name"),
+        name=fields.line("name"),
         created=fields.text("created"),
         source=fields.text("source", SOURCES),
         model=_model(Fields(fields.value["model"], "model", ModelShape)),
@@ -364,7 +364,7 @@ def _header(fields: Fields) -> Header:
 
 def _model(fields: Fields) -> ModelShape:
     return ModelShape(
-        name=fields.text("name"),
+        name=fields.line("name"),
         architecture=fields.text("architecture"),
         sites=fields.integer("sites", 1, _INT16_MAX),
         experts=fields.integer("experts", 1, _INT16_MAX),
@@ -382,7 +382,7 @@ def _site(fields: Fields) -> Site:
         raise fields.refusal("rule", str(error)) from None
     return Site(
         site=fields.integer("site", 0),
-        name=fields.text("name"),
+        name=fields.line("name"),
         layer=fields.integer("layer", 0),
         kind=fields.text("kind", SITE_KINDS),
         rule=parsed,

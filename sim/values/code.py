@@ -210,6 +210,14 @@ def code_digest(*modules: str) -> str:
     return OWN.digest(*modules)
 
 
+@cache
+def project_digest() -> str:
+    """A digest of the bytes of all of the simulator's files, and of the packages' versions. It takes
+    some ms, where `code_digest`, which knows what a run reaches, takes seconds.
+    """
+    return digest(versions(), files_digest((ROOT / "sim").rglob("*.py")))
+
+
 def targets(config: object) -> set[str]:
     """The classes that the ``_target_`` entries in nested values name."""
     if isinstance(config, Mapping):

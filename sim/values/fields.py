@@ -72,6 +72,13 @@ class Fields:
             )
         return value
 
+    def line(self, key: str) -> str:
+        """A text in which no line breaks: names stand in tables, labels and lists of words."""
+        value = self.text(key)
+        if value and value.splitlines() != [value]:
+            raise self.refusal(key, "must be text without a line break")
+        return value
+
     def integer(self, key: str, minimum: int, maximum: int = INT32_MAX) -> int:
         value = self.value[key]
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:

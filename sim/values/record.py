@@ -76,8 +76,9 @@ class Record:
     - ``service_bytes``: what the service moved, or was to move.
 
     Where parties of the machine slow each other down (`sim.engine.contest`), ``slowed_ns`` is, by
-    party, how much longer its work took than alone. ``service_left_ns`` is, by service that the
-    run's end cut, how much work was left at the link's own pace.
+    party, how much longer its work took than alone. ``work_end_ns`` is, by operation of the compute
+    stream, its end, which no duration tells then. ``service_left_ns`` is, by service that the run's
+    end cut, how much work was left at the link's own pace.
 
     ``paged``: of a run whose weights are swapped, the pages that came back and those that went, as
     far as they were paid for.
@@ -102,6 +103,7 @@ class Record:
     service_bytes: Column = field(default_factory=list)
     makespan_ns: int = 0
     slowed_ns: list[int] = field(default_factory=list)
+    work_end_ns: Column = field(default_factory=list)
     paged: tuple[int, int] = (0, 0)
     service_left_ns: dict[int, int] = field(default_factory=dict)
 

@@ -102,9 +102,10 @@ def test_a_log_without_loads_tells_the_bandwidth_alone(tmp_path: Path) -> None:
     0.5 ms for each of 1 to 8 loads of 1 MB, and 0.5 ms a MB, are 1 ms a MB.
     """
     log = made(tmp_path, one_size=True)
-    _, fit, _ = calibrate(parse(request(log, columns="columns=mb:loads,io_ms:io")))
+    text, fit, _ = calibrate(parse(request(log, columns="columns=mb:loads,io_ms:io")))
     assert fit.bytes_per_ms == pytest.approx(MB, rel=1e-9)
     assert not fit.told_apart
+    assert "overhead_us: 0  # a load; a part of the rate: the log tells no loads" in text
 
 
 def test_the_file_describes_a_machine_that_takes_as_long_as_the_log(

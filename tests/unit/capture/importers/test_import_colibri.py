@@ -86,6 +86,12 @@ def test_a_prompt_after_decoded_tokens_begins_a_sequence_if_that_is_said(tmp_pat
     assert trace.header.provenance["sequences"] == "not recorded: sequences=one"
 
 
+@pytest.mark.parametrize("sequences", ["one", "prompts"])
+def test_sequences_is_refused_where_it_changes_nothing(sequences: str, tmp_path: Path) -> None:
+    said = failure("colibri", write(tmp_path, stream((4, 2, 1))[0]), sequences=sequences)
+    assert f"sequences={sequences} changes nothing: no prompt of route.txt comes after" in said
+
+
 def test_whether_a_prompt_begins_a_sequence_is_not_invented(tmp_path: Path) -> None:
     said = failure("colibri", write(tmp_path, stream()[0]))
     assert "route.txt: line 19 begins a prompt after decoded tokens" in said

@@ -123,6 +123,7 @@ def test_without_sidecars_there_are_routes_alone(tmp_path: Path) -> None:
     trace = imported(FORMAT, path, tmp_path / "trace")
     assert "logits" not in trace.header.columns
     assert trace.header.provenance["gate_inputs"] is False
+    assert "sequences=one changes nothing: no prompt" in failure(FORMAT, path, sequences="one")
 
 
 def test_whether_a_prompt_begins_another_sequence_must_be_said(tmp_path: Path) -> None:

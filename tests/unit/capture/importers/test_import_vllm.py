@@ -160,6 +160,9 @@ def test_layers_without_experts_are_left_out_where_they_are_named(tmp_path: Path
     for wrong in ("4", "0,1,2,3"):
         assert "must be some of the layers 0..3" in failure("vllm", path, dense_layers=wrong)
     assert "must be numbers of layers" in failure("vllm", path, dense_layers="a")
+    error = refusal("vllm", path, dense_layers="0,2")
+    assert error.field.startswith("response 0, routed_experts at layer 2[")
+    assert "dense_layers=2 says that layer 2 has no experts" in str(error)
 
 
 def test_ids_of_tokens_are_taken_if_the_request_asked_for_them(tmp_path: Path) -> None:

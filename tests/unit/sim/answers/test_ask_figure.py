@@ -102,6 +102,11 @@ def test_a_dot_is_a_system_with_its_interval_the_fastest_of_its_kind_first(
     assert is_all_inside(axis)
     assert axis.get_xlim()[1] > 1.5 * 31.7 * 1.27, "room for what is written beside the last dot"
     assert figures[0].get_suptitle() == "m on h, 23.6 GiB", "the table says what is lost"
+    for target in (0.125, 640.0):
+        draw(Path("nowhere"), replace(FOUND, target=target))
+        (axis,) = figures[-1].axes
+        least, most = axis.get_xlim()
+        assert least < target < most, "a target that is far from all speeds is shown, too"
 
 
 def test_labels_leave_out_what_the_title_says_and_where_gates_were_made() -> None:

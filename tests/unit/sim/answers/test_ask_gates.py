@@ -65,3 +65,18 @@ def test_several_gpus_are_words_of_the_run(made: list[Request]) -> None:
     assert common[2:4] == ["devices=owners_2", "hardware.devices.count=3"]
     common, _, _ = ask_gates.asked(words("trace=tiny_mixtral", gpus="1"))
     assert not any(word.startswith("devices=") for word in common)
+
+
+def test_words_that_would_change_nothing_are_refused(
+    made: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpus in ({}, {"gpus": "1"}):
+        with pytest.raises(ValueError, match="split=slices is of several GPUs"):
+            ask_gates.asked(words(split="slices", **gpus))
+    with pytest.raises(ValueError, match="tokens=9 is of synthetic gates, and these are trace=t"):
+        ask_gates.asked(words("trace=tiny_mixtral", tokens="9"))
+    assert not made
+    recorded = OwnGates("somewhere", "gates recorded")
+    monkeypatch.setattr(ask_gates, "own_gates", lambda model, request: recorded)
+    with pytest.raises(ValueError, match="sequences=2 is of synthetic gates, and these are gates"):
+        ask_gates.asked(words(sequences="2"))

@@ -226,7 +226,7 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
     )
     speeds = {words[1]: one.tokens_per_s for words, one in rows.items()}
     bench: Any = Asked(speeds)
-    found = answer(run, "gates", ["fp16", "int2"], 4.0, bench, 12.5)
+    found = answer(run, "gates", ["fp16", "int2"], 6.0, bench, 12.5)
     behind = Paired(pytest.approx(5 / 3), None, None, 1)
     assert found == Found(
         "m",
@@ -246,10 +246,11 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
         fits,
         (replace(change, of="precision=int8"), replace(change, of="precision=int2")),
         (Need("link", 5.0, "link"), Need("memory", 5.0, "memory")),
-        4.0,
+        6.0,
         "p",
         "",
     )
+    assert not answer(run, "gates", ["fp16", "int2"], 5.0, bench, 12.5).needs, "it is met"
     hardware.devices, run.error = "some", 7.5
     again = answer(run, "gates", ["fp16", "int2"], None, bench, 12.5)
     assert (again.memory_gib, again.validated, again.needs) == (96.0, "7.5", ())

@@ -93,9 +93,20 @@ def test_what_must_be_said_of_a_row_is_what_no_line_or_title_says() -> None:
 def test_measured_quality_is_told_by_its_label_and_what_is_not_measured_too() -> None:
     known = [row(name, kind=LOSSY, quality=QUALITY) for name in "ab"]
     text = f"KL of a, b: to full precision, {MEASURED}"
-    assert told_of(found(*known)) == [OVER, text]
+    assert told_of(found(*known)) == [text]
     hint = "KL not measured: moelab quality measures it with the model's weights"
-    assert told_of(found(*known, row("c", 1, LOSSY))) == [OVER, text, hint]
+    assert told_of(found(*known, row("c", 1, LOSSY))) == [text, hint]
+
+
+def test_intervals_are_spoken_of_where_there_are_any() -> None:
+    alone, several = row("a"), replace(row("b"), interval=(1.0, 2.0))
+    for rows, head, said in (
+        ((alone,), "tokens/s", []),
+        ((alone, several), "tokens/s [95 %]", [OVER]),
+    ):
+        (table,) = tables_of(found(*rows))
+        assert str(table.columns[3].header) == head
+        assert told_of(found(*rows)) == said
 
 
 @pytest.mark.parametrize(

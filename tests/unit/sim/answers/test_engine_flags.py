@@ -172,6 +172,11 @@ def test_every_name_of_a_flag_is_read() -> None:
         patterns=("a=CPU", "b=CPU", "exps=CPU"), n_cpu_moe=2
     )
     assert Flags().line() == "-ngl all"
+    assert read_flags("-ncmoe 5 -ncmoe 3") == Flags(n_cpu_moe=5), "each adds its layers"
+    for text, rows in (("-b 9", 9), ("-b 9 -ub 7", 7), ("-ub 9 -b 7", 7), ("-ub 8192", 2048)):
+        assert read_flags(text) == Flags(micro_batch=rows), "a micro-batch is at most a batch"
+    large = Flags(micro_batch=4096)
+    assert (large.line(), read_flags(large.line())) == ("-ngl all -ub 4096 -b 4096", large)
     whole = Flags(64, 2, "f32", "q4_0", 7, 4, ("a=CPU", "b"), 5, (3.0, 1.5))
     assert whole.line() == (
         "-ngl all -c 64 -np 2 -ctk f32 -ctv q4_0 -ub 7 -ts 3,1.5 -ot a=CPU -ot b --n-cpu-moe 4"

@@ -69,6 +69,7 @@ def test_the_table_has_the_eight_fastest_lines_and_what_they_differ_in() -> None
     assert table.caption == rf"\[lossy]; {OVER}"
     table = table_of(cast(Any, SimpleNamespace(layers=16, best=lambda: rows[1:3])))
     assert (table.title, table.row_count) == ("the fastest 2 of 2 lines", 2)
+    assert (str(table.columns[3].header), table.caption) == ("tokens/s", ""), "no interval is shown"
 
 
 def test_the_label_stands_behind_the_sentence() -> None:

@@ -61,6 +61,8 @@ def test_every_row_is_a_point_with_its_interval(
     else:
         assert axis.get_ylim()[0] == 0
     assert axis.figure.get_suptitle().startswith("lru: m on h\n95 % intervals over")
+    without = replace(found, rows=tuple(replace(row, interval=None) for row in ROWS))
+    assert drawn(without, monkeypatch).figure.get_suptitle() == "lru: m on h"
 
 
 def test_series_of_one_point_each_are_one_curve(monkeypatch: pytest.MonkeyPatch) -> None:

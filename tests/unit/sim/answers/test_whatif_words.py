@@ -152,7 +152,7 @@ def test_waits_hits_and_slots_that_differ_are_columns() -> None:
         ("1", "25%", "50.0%", "8"),
         ("2", "50%", "-", "9.5"),
     ]
-    assert (table.title, table.caption) == ("lru", OVER)
+    assert (table.title, table.caption) == ("lru", "")
 
 
 def test_a_series_that_is_the_same_at_each_value_is_one_row() -> None:
@@ -171,11 +171,14 @@ def test_a_series_that_is_the_same_at_each_value_is_one_row() -> None:
     ]
 
 
-def test_one_point_is_a_row_of_four_columns() -> None:
+def test_one_point_is_a_row_of_what_is_known_and_intervals_are_told_where_there_are_any() -> None:
     table = table_of(replace(FOUND, rows=(row(1, "lru", 2),)), "lru")
+    assert lines(table) == [("GB/s", "tokens/s", "waits", "hits"), ("1", "2", "25%", "50.0%")]
+    assert table.caption == ""
+    table = table_of(replace(FOUND, rows=(row(1, "lru", 2, interval=(1.5, 2.5)),)), "lru")
     assert lines(table) == [
         ("GB/s", "tokens/s", "95 %", "waits", "hits"),
-        ("1", "2", "", "25%", "50.0%"),
+        ("1", "2", "1.5..2.5", "25%", "50.0%"),
     ]
     assert table.caption == OVER
 
@@ -192,8 +195,8 @@ def test_slots_for_less_than_a_token_needs_tell_why_nothing_hits(
     )
     told = (
         f"waits 25% at each point; no expert hits where the slots hold {slots:.3g} a layer: one"
-        f" token needs 6, so each is gone before it is needed again; {OVER}"
+        f" token needs 6, so each is gone before it is needed again"
     )
     caption = table_of(replace(FOUND, rows=rows), "lru").caption
-    assert caption == (told if is_told else f"waits 25% at each point; {OVER}")
-    assert table_of(replace(FOUND, rows=rows[2:]), "lru").caption == OVER
+    assert caption == (told if is_told else "waits 25% at each point")
+    assert table_of(replace(FOUND, rows=rows[2:]), "lru").caption == ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from sim.reproduce import field
 from sim.reproduce.__main__ import main
 from sim.reproduce.field import LIKE, Published, Row, published, rows, table
+from sim.reproduce.field_figures import slots_table, splits
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import write_trace
 
@@ -69,6 +72,14 @@ def test_the_table_has_both_sides_and_a_dash_for_what_is_not_told() -> None:
     assert made.caption == "gates: SYNTHETIC"
     told = [list(column.cells) for column in made.columns]
     assert told == [["a"], ["c"], ["10.00"], ["25.00"], ["2.50"], ["-"], ["0.500"], [""]]
+
+
+def test_in_80_columns_nothing_of_a_run_is_cut() -> None:
+    runs = [Row(one, 25.0, 0.5, "SYNTHETIC") for one in published()]
+    for made in (table(runs), slots_table(splits())):
+        heard = io.StringIO()
+        Console(file=heard, width=80).print(made)
+        assert "\u2026" not in heard.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_the_printed_table_has_the_scored_claims_and_the_written_ones_have_all(
     for row in rows:
         published, simulated, remark = SAID[row["claim"]]
         assert (row["published"], row["simulated [grid]"]) == (published, simulated)
-        assert row["remark"] == remark[:70]
+        assert row["remark"] == remark
         assert row["where"] == f"Fig. {row['claim']}"
         of = by_id[row["claim"]]
         assert (row["role"], row["verdict"]) == (of.claim.role, of.verdict)
@@ -183,4 +183,12 @@ def test_a_claim_that_never_ran_and_a_long_reason_are_short() -> None:
     assert (report.found(waiting), report.remark(waiting)) == ("", "")
     long = replace(FAILED, failures={"lru": "x" * 200})
     assert report.remark(long) == "x" * 160
+
+
+def test_a_remark_that_is_cut_in_the_printed_table_says_so() -> None:
+    reason = f"{'as long as this ' * 4}sentence is"
+    printed = report.table(
+        PAPER, [replace(MISPRINT, claim=replace(MISPRINT.claim, misprint=reason))]
+    )
+    assert list(rows_of(printed)[0].values())[-1] == f"{'as long as this ' * 4}..."
     assert report.said(claim("K", unit="x")) == "x", "no value is no word"

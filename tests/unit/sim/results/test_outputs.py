@@ -127,6 +127,7 @@ def test_what_a_run_has_not_has_no_row_or_a_dash() -> None:
         ("cold start", "1.5 s", ""),
         ("all experts", "1.5 GiB", ""),
     ]
+    assert not found.tables[0].caption
 
 
 def test_labels_findings_and_notes_are_said_with_their_brackets() -> None:

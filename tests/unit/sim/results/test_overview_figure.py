@@ -145,3 +145,15 @@ def test_of_many_kinds_of_work_the_first_are_drawn_and_the_others_counted(
     assert panels[0].figure.get_suptitle() == (
         "95 % intervals over the trace's sequences; 2 more in the table"
     )
+
+
+def test_a_dollar_begins_no_formula_and_intervals_are_spoken_of_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = run("a", 2.0, name="$x$")
+    (axis,) = drawn([one], monkeypatch)
+    assert r"trace \$x\$ " in axis.get_title()
+    assert axis.figure.get_suptitle() == "95 % intervals over the trace's sequences"
+    one.summary["ci95"] = {"decode_tokens_per_s": None}
+    (axis,) = drawn([one], monkeypatch)
+    assert axis.figure.get_suptitle() == ""

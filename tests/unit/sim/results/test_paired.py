@@ -69,6 +69,15 @@ def test_a_sequence_that_took_no_time_does_not_count_towards_a_verdict() -> None
     assert (found.sequences, found.interval, found.verdict) == (3, (1.5, 1.5), TOO_FEW)
 
 
+def test_what_either_run_has_in_one_batch_is_one_observation() -> None:
+    """Ours are batches of two, theirs of one and three: only groups of four are the same in both."""
+    ours = np.array([5.0, 0, 3, 0, 4, 0, 5, 0])
+    theirs = np.array([6.0, 9, 0, 0, 7, 12, 0, 0])
+    assert paired(ours, theirs) == paired(np.array([8.0, 9.0]), np.array([15.0, 19.0]))
+    shifted = np.array([1.0, 2, 0, 2, 0, 2, 0, 2])
+    assert paired(ours, shifted) == Paired(9 / 17, None, None, 1)
+
+
 def test_opposite_sequences_of_equal_weight_tell_nothing() -> None:
     found = paired(np.array([2.0, 8.0]), np.array([6.0, 4.0]))
     assert (found.speedup, found.p_faster) == (1.0, pytest.approx(0.5))

@@ -41,6 +41,7 @@ RUNS = {
     "two engines, in order": "system=lru loader.wait=in_order hardware.links.pcie.engines=2",
     "chunks": "system=mixtral_offloading loader.chunk_bytes=33554432",
     "CPU and host": f"system=lru placement=absent_on_cpu placement.up_to_tokens=2 {HOST}",
+    "slowed by others": "system=fiddler hardware=strix_halo",
     "streamed layers": f"system=mixtral_offloading loader.dense_slots=2 {HOST}",
 }
 
@@ -200,6 +201,28 @@ def test_a_step_is_a_slice_from_its_beginning_to_its_end(ran: tuple[Run, Result]
     }
 
 
+def test_an_expert_that_is_computed_by_projection_has_a_slice_for_each(
+    configure: Callable[..., DictConfig], bundled_trace: Trace
+) -> None:
+    """All of a gate's first projections come before its second ones (contract C167)."""
+    words = ["trace.max_sequences=1", "budget.resident_share=0.25", "system=lru"]
+    words += ["loader.wait=by_projection", "+hardware.links.pcie.unit=projection"]
+    run = build(configure(*words), "x", bundled_trace)
+    result = execute(run)
+    found = trace_events(result.frames, run.controller.loader.wait, None, {})["traceEvents"]
+    shown = sorted(slices(found, COMPUTE_TRACK), key=lambda event: (event["ts"], event["dur"]))
+    assert ns(shown[0]["ts"]) == 0
+    for before, after in pairwise(shown):
+        assert ns(before["ts"]) + ns(before["dur"]) == ns(after["ts"])
+    busy = [event for event in shown if not event["name"].startswith("stall: ")]
+    assert sum(ns(event["dur"]) for event in busy) == compute_busy_ns(result.frames)
+    names = [event["name"] for event in busy]
+    gate = names[1 : names.index("attention 1")]
+    turn = gate[: len(set(gate))]
+    assert gate == turn * (len(gate) // len(turn))
+    assert len(gate) == 3 * len(turn) > 3
+
+
 @pytest.mark.alike
 def test_the_cpu_and_the_host_have_tracks_of_what_they_do(ran: tuple[Run, Result]) -> None:
     run, result = ran
@@ -219,11 +242,8 @@ def test_the_timeline_is_json_and_its_tracks_have_names(ran: tuple[Run, Result])
         event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"
     }
     engines = run.hardware.links[0].engines
-    first = (
-        ["link pcie"]
-        if engines == 1
-        else [f"link pcie engine {number}" for number in range(engines)]
-    )
+    name = f"link {run.hardware.link_names[0]}"
+    first = [name] if engines == 1 else [f"{name} engine {at}" for at in range(engines)]
     links = [*first, *(f"link {name}" for name in run.hardware.link_names[1:])]
     assert list(names.values()) == ["steps", "compute", "CPU", "host", *links]
     assert list(names) == sorted(names)

@@ -68,7 +68,6 @@ def frames(computed: list[tuple[int, int, int]] | None = None) -> Any:
         dense_ns=lambda step: {0: 100, 1: 50},
         tail_ns=lambda step: 70,
         expert_ns=lambda variant, site, rows: 5 * variant + 10 * rows,
-        cpu_ns=lambda variant, site, rows: {(0, 1, 2): 40}[variant, site, rows],
     )
     geometry = SimpleNamespace(
         units=5,
@@ -86,6 +85,7 @@ def frames(computed: list[tuple[int, int, int]] | None = None) -> Any:
         record=SimpleNamespace(
             step_start_ns=[0, 565],
             step_end_ns=[565, 2000],
+            slowed_ns=[],
             idle_start_ns=[start for start, _, _ in idle],
             idle_end_ns=[end for _, end, _ in idle],
             idle_cause=[cause for _, _, cause in idle],
@@ -142,7 +142,7 @@ OTHERS = [
     (2, "stall: host", 100, 50, {"transfer": None, "host_us": 0.05}),
     (4, "host", 100, 50, {}),
     (2, "stall: demand", 170, 230, {"transfer": 0, "storage_us": 0.03, "demand_us": 0.2}),
-    (3, "expert 2", 520, 40, {"site": 1, "precision": "fp16", "tokens": 2}),
+    (3, "expert 2", 470, 90, {"site": 1, "precision": "fp16", "tokens": 2}),
     (
         7,
         "demand key 2",

@@ -13,11 +13,14 @@ import polars as pl
 import pytest
 
 from sim.study import __main__ as command
+from sim.study import rows
 from sim.study.__main__ import main, sort_words
 from sim.study.cells import Cell
 from sim.study.conduct import Conducted, answer, axes_of, conduct
+from sim.study.dataset import read_cells
 from sim.study.plan import Plan
 from sim.study.rows import Row, axis_types, make_row
+from sim.values.code import project_digest
 
 
 def cell(number: int) -> Cell:
@@ -66,6 +69,30 @@ def test_what_is_recorded_is_told_and_only_a_retry_runs_what_went_wrong(tmp_path
         Conducted(Counter(done=1), 0),
         ["1 of 1 cells are recorded already"],
     )
+
+
+def test_what_other_code_made_runs_again_and_cells_that_nobody_asks_for_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows from before there was a column ``code`` count as other code's."""
+    told: list[str] = []
+
+    def run(code: str | None, *numbers: int) -> list[str]:
+        launcher = Launcher()
+        monkeypatch.setattr(rows, "project_digest", lambda: code)
+        asked = [cell(number) for number in numbers]
+        conduct("s", asked, launcher, tmp_path, tell=told.append, code=code)
+        return launcher.ran
+
+    assert run("old", 1, 2, 3) == ["k1", "k2", "k3"]
+    assert run("new", 1, 2) == ["k1", "k2"]
+    assert told == ["2 cells that other code made run again"]
+    assert (run("new", 1, 2), run(None, 1, 2)) == ([], [])
+    made = dict(read_cells(tmp_path).select("key", "code").iter_rows())
+    assert made == {"k1": "new", "k2": "new", "k3": "old"}
+    for part in (tmp_path / "cells").iterdir():
+        pl.read_parquet(part).drop("code").write_parquet(part)
+    assert run("new", 1, 2) == ["k1", "k2"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +163,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     asked: list[Any] = [Conducted(Counter(done=2), 2)]
 
     def run(*words: Any) -> Conducted:
-        asked.append(words[3:5])
+        asked.append((*words[3:5], words[6]))
         return asked[0]
 
     monkeypatch.setattr(command, "read_plan", lambda name: Plan(name))
@@ -163,12 +190,12 @@ def test_the_command_ends_with_3_where_a_cell_is_not_done(
     place = Path("outputs/studies/s")
     assert given[1:] == [
         ("pool", {"workers": "3", "batch": "2"}),
-        (place, True),
+        (place, True, project_digest()),
         (2, place),
     ]
     assert capsys.readouterr().out.startswith("s: 2 cells, ")
     main(["name=s", "launcher=ray", "output_dir=here"])
-    assert given[4:] == [("ray", {}), (Path("here"), False), (2, Path("here"))]
+    assert given[4:] == [("ray", {}), (Path("here"), False, project_digest()), (2, Path("here"))]
 
 
 def test_a_search_prints_its_answer_and_runs_no_grid(

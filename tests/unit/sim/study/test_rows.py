@@ -12,6 +12,7 @@ from sim.results.overview import Refused
 from sim.study import rows
 from sim.study.cells import Cell
 from sim.study.rows import BOUNDED, INTERVALS, NUMBERS, SCHEMA, TEXTS, make_row, to_frame
+from sim.values.code import project_digest
 from sim.values.version import VERSION
 
 CELL = Cell("k1", "lru", ("system=lru", "seed=4"), {"seed": 4}, {"b": 1, "a": [2]}, "abc")
@@ -21,6 +22,7 @@ ASKED = {
     "system": "lru",
     "overrides": "system=lru seed=4",
     "version": VERSION,
+    "code": project_digest(),
     "trace_sha256": "abc",
     "config": '{"a": [2], "b": 1}',
     "axis.seed": 4,

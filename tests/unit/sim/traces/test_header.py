@@ -284,3 +284,10 @@ def test_a_path_is_plain_and_inside(path: str) -> None:
         f"header.json: files is '{shown}', must be a plain relative path inside the trace, not"
         f" header.json{REPAIR}"
     )
+
+
+@pytest.mark.parametrize("path", [("name",), ("model", "name"), ("sites", 0, "name")])
+def test_no_line_breaks_in_a_name(path: tuple[Any, ...]) -> None:
+    with pytest.raises(TraceError, match="must be text without a line break"):
+        parse_header(edited(put(*path, "a\nb")))
+    parse_header(edited(put(*path, "漢字 $x$")))

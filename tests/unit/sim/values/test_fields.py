@@ -66,6 +66,12 @@ TAKEN: list[tuple[Ask, list[Any], list[Any], str]] = [
     (lambda f: f.text("a"), ["", "x"], [1, None, LONE], "must be text"),
     (lambda f: f.text("a", ("x", "y")), ["x", "y"], ["z", 1], "must be one of ('x', 'y')"),
     (
+        lambda f: f.line("a"),
+        ["", "x y", "漢字 $"],
+        [1, "x\n", "x\ny", "x\u2028y"],
+        "must be text",
+    ),
+    (
         lambda f: f.integer("a", 2, 5),
         [2, 3, 5],
         [1, 6, True, 3.0, "3"],
