@@ -92,6 +92,27 @@ def test_a_prompt_in_chunks_records_the_same_choices(mixtral: Path, tmp_path: Pa
     assert chunks.header.provenance["prefill_chunk"] == 3
 
 
+@pytest.mark.parametrize(("chunk", "sizes"), [(3, [3, 3, 1]), (1, [1] * 7)])
+def test_a_last_chunk_of_one_token_is_still_the_prompt(
+    mixtral: Path, tmp_path: Path, chunk: int, sizes: list[int]
+) -> None:
+    trace = run(mixtral, tmp_path / "t", *ROUTING, "prompt_tokens=7", f"prefill_chunk={chunk}")
+    for item in trace.header.sequences:
+        assert (item.prompt_tokens, item.decode_tokens) == (7, 6)
+        own = trace.sequence == item.sequence
+        assert np.bincount(trace.step[own] - trace.step[own][0]).tolist() == sizes + [1] * 6
+        chunks = [PREFILL] * chunk + [CHUNK] * (7 - chunk)
+        assert trace.phase[own].tolist() == chunks + [DECODE] * 6
+
+
+def test_an_end_token_inside_a_prompt_in_chunks_ends_nothing() -> None:
+    model = tiny("mixtral")
+    passage = Passage(Prompt("d", "d", "fit", "", "own"), (5, 6, 7, 2, 8), (9, 10))
+    rows = run_batch(model, discover(model), [passage], 2, prefill_chunk=1, eos_token_ids=(2,))
+    assert rows.valid.all()
+    assert rows.phase.tolist() == [PREFILL] + [CHUNK] * 4 + [DECODE] * 2
+
+
 def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> None:
     """The end token is what the model says third in sequence 1 of a run without an end."""
     open_ended = run(
