@@ -240,8 +240,13 @@ def test_gate_inputs_in_half_precision_of_a_share_of_the_rows(
     assert again.header.files == trace.header.files
 
 
-def test_choices_without_logits(mixtral: Path, tmp_path: Path) -> None:
+def test_choices_without_logits(
+    mixtral: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = run(mixtral, tmp_path / "bare", "logits=no", "sparsities=", "hidden_sequences=0")
+    # Nobody looked for a rule, so none is said to be missing.
+    assert "sites_without_rule" not in trace.header.provenance
+    assert "selections reproduced" not in capsys.readouterr().out
     assert trace.header.columns == ()
     assert all(site.rule is None for site in trace.header.sites)
     np.testing.assert_array_equal(trace.ids, run(mixtral, tmp_path / "full", *ROUTING).ids)
