@@ -105,6 +105,23 @@ def test_a_last_chunk_of_one_token_is_still_the_prompt(
         assert trace.phase[own].tolist() == chunks + [DECODE] * 6
 
 
+@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 5), ("bfloat16", 4), ("float32", 1)])
+def test_chunks_are_refused_where_a_model_forgets_its_state_between_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, chunk: int
+) -> None:
+    """Jamba's Mamba layers carry a state into steps of one token only; Granite's into any."""
+    for name in ("jamba", "granitemoehybrid"):
+        directory = save_checkpoint(tiny(name), tmp_path / name)
+        write_prompts(directory / "prompts.jsonl")
+        told = (*ROUTING, f"dtype={dtype}", f"prefill_chunk={chunk}")
+        if name == "granitemoehybrid" or chunk == 1:
+            run(directory, tmp_path / f"{name}_trace", *told)
+        else:
+            error = refused(directory, tmp_path / "none", capsys, *told)
+            assert "JambaForCausalLM computes something else of a prompt in chunks" in error
+            assert "record with prefill_chunk=0" in error
+
+
 def test_an_end_token_inside_a_prompt_in_chunks_ends_nothing() -> None:
     model = tiny("mixtral")
     passage = Passage(Prompt("d", "d", "fit", "", "own"), (5, 6, 7, 2, 8), (9, 10))
