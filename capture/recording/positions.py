@@ -86,7 +86,8 @@ class PositionTracker:
             self._start(batch, tokens.device)
         else:
             self._check_goes_on(batch, past)
-        if phase == DECODE and self._eos:
+        # Nothing is cached when a decoder behind an encoder is fed its start token, which ends none.
+        if phase == DECODE and self._eos and past:
             for eos in self._eos:
                 self._ended = self._ended | (tokens[:, -1] == eos)
             valid = valid & ~self._ended[:, None]

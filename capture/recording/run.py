@@ -59,7 +59,8 @@ def run_batch(
         run.prefill(prefill_chunk)
         for index in range(decode_tokens):
             tokens = run.next_tokens(index)
-            if eos_token_ids and run.ends(tokens, eos_token_ids):
+            # NLLB's decoder begins with the very token that ends its text.
+            if eos_token_ids and index >= run.behind_start and run.ends(tokens, eos_token_ids):
                 break
             run.step(tokens)
         return hooks.take()

@@ -122,6 +122,18 @@ def test_chunks_are_refused_where_a_model_forgets_its_state_between_them(
             assert "record with prefill_chunk=0" in error
 
 
+def test_a_start_token_that_is_also_the_end_token_ends_nothing() -> None:
+    model = tiny("nllb-moe")
+    start = model.config.decoder_start_token_id
+    assert end_tokens(model) == (start,)
+    passage = Passage(Prompt("d", "d", "fit", "", "own"), (5, 6, 7), (9, start, 8))
+    rows = run_batch(model, discover(model), [passage], 4, eos_token_ids=(start,))
+    # Its text ends where the token comes again: that row is not run, nor any behind it.
+    decoded = rows.phase == DECODE
+    assert rows.token[decoded].tolist() == [start, 9]
+    assert rows.valid[decoded].all()
+
+
 def test_an_end_token_inside_a_prompt_in_chunks_ends_nothing() -> None:
     model = tiny("mixtral")
     passage = Passage(Prompt("d", "d", "fit", "", "own"), (5, 6, 7, 2, 8), (9, 10))
