@@ -86,7 +86,19 @@ def audit(folder: Path, words: Sequence[str]) -> tuple[TimeAudit, str, Labels]:
     )
     title = f"{summary['system']} at {summary['budget']['resident_share']:.0%}: {run.hardware.name}"
     found = audit_times(recorded, simulated)
+    if _chosen(recorded) != _chosen(simulated):
+        raise ValueError(
+            "the recorded run's gates chose other experts than those of its simulation: name the"
+            " trace that the run had (trace=..). Gates of a live run are in no trace, so its times"
+            " are not audited; record it with input=replay"
+        )
     return found, f"{title} against {summary['hardware']}", labels_of(run, frames.lookups)
+
+
+def _chosen(tables: Tables) -> set[tuple[int, int, int]]:
+    """Step, site and expert of every need of the decode steps."""
+    decode = tables.lookups.filter(pl.col("phase") == "decode")
+    return set(decode.select("step", "site", "expert").rows())
 
 
 def expert_share(run: Run, frames: Frames) -> float:

@@ -249,8 +249,11 @@ def _num_classes(router: nn.Module, num_experts: int) -> int:
     if linear is not None:
         return linear.out_features
     weight = getattr(router, "weight", None)
-    wide = isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.shape[0] >= num_experts
-    return int(weight.shape[0]) if wide else num_experts  # type: ignore[union-attr]
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        return num_experts
+    # Inkling's router also weighs the shared experts, among which nothing is chosen.
+    shared = _count(("n_shared_experts",), router) or 0
+    return max(int(weight.shape[0]) - shared, num_experts)
 
 
 def _count(names: tuple[str, ...], *holders: object) -> int | None:

@@ -197,10 +197,11 @@ def _report(
     routed = (prompts + decoded) * header.model.sites
     table.add_row("sequences", str(len(header.sequences)))
     table.add_row("tokens", f"{prompts} prefill + {decoded} decode, at {header.model.sites} sites")
-    table.add_row(
-        "selections reproduced",
-        f"{min(site.rule_match for site in header.sites):.4%} at the worst site",
-    )
+    if "logits" in header.columns:
+        table.add_row(
+            "selections reproduced",
+            f"{min(site.rule_match for site in header.sites):.4%} at the worst site",
+        )
     for key, value in header.provenance.items():
         if key.startswith("sites_") or key == "null_experts":
             table.add_row(key.replace("_", " "), str(value))

@@ -80,6 +80,8 @@ class RouterHooks:
 
     - ``keep`` names what to record beside ids and weights, some of `RECORDABLE`.
     - ``eos_token_ids`` end a sequence: its rows are not valid from the step on that is fed one.
+    - ``prompt_columns`` is how long the prompts are, padding included. Only where they are read in
+      chunks it must be told: a chunk of one token looks like decode.
     - ``flush_bytes`` is how much may gather on the device before it is moved.
 
     Raise `CaptureError` for beams, cropped caches, steps that skip sites, and a model that was
@@ -93,6 +95,7 @@ class RouterHooks:
         eos_token_ids: Collection[int] = (),
         *,
         keep: Collection[str] = ROUTING_AND_INPUTS,
+        prompt_columns: int = 0,
         flush_bytes: int = FLUSH_BYTES,
     ) -> None:
         unknown = sorted(set(keep) - set(RECORDABLE))
@@ -106,7 +109,9 @@ class RouterHooks:
             side: [layer for layer in self.layers if layer.side == side]
             for side in (ENCODER, DECODER)
         }
-        self.tracker = PositionTracker(eos_token_ids, behind_encoder=bool(self._sides[ENCODER]))
+        self.tracker = PositionTracker(
+            eos_token_ids, bool(self._sides[ENCODER]), prompt_columns=prompt_columns
+        )
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._guard: CacheGuard | None = None
         self._open: _Step | None = None

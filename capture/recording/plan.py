@@ -26,6 +26,8 @@ from capture.recording.settings import DEFAULT_LOOKAHEAD, DEFAULT_SPARSITIES, Se
 from sim.traces.header import NORMS
 
 PROBE_TOKENS = 8
+# Rounding makes a prompt in chunks differ by 1 % from the prompt read whole, a lost state by more than 10 %.
+CHUNK_TOLERANCE = 0.05
 T = TypeVar("T")
 Scales = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
@@ -111,6 +113,8 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
             f"lookahead={settings.lookahead} must be below {len(layers)}, the sites of the model: no"
             " site lies further ahead"
         )
+    if settings.prefill_chunk:
+        _check_chunks(model, layers, passage, settings.prefill_chunk)
     inside = allowed(settings.sparsities or None, "sparsities", lambda: _inside(layers), Inside())
     width = inside.width
     sparsities = DEFAULT_SPARSITIES if settings.sparsities is None else settings.sparsities
@@ -222,6 +226,27 @@ def _probe(model: Any, layers: Sequence[MoELayer], passage: Passage) -> Rows:
     # Two tokens are decoded since an encoder-decoder model visits its decoder's sites in decode
     # only.
     return run_batch(model, layers, [few], 2, keep=("logits", "gate_in"))
+
+
+def _check_chunks(model: Any, layers: Sequence[MoELayer], passage: Passage, chunk: int) -> None:
+    """Raise `CaptureError` if routers are fed something else where a prompt is read in chunks.
+
+    Jamba in transformers 5.23 begins every chunk with an empty state.
+    """
+    tokens = (passage.prefill * PROBE_TOKENS)[:PROBE_TOKENS]
+    few, chunk = Passage(passage.prompt, tokens, tokens), min(chunk, PROBE_TOKENS // 2)
+    fed = [
+        run_batch(model, layers, [few], 1, keep=("gate_in",), prefill_chunk=size).gate_in
+        for size in (0, chunk)
+    ]
+    whole, cut = (values[chunk:].float() for values in fed if values is not None)
+    error = ((whole - cut).norm(dim=-1) / whole.norm(dim=-1)).median().item()
+    if error > CHUNK_TOLERANCE:
+        raise CaptureError(
+            f"{type(model).__name__} computes something else of a prompt in chunks: what routers"
+            f" are fed differs by {error:.0%} from the prompt read whole, since the model does not"
+            " carry its state from chunk to chunk; record with prefill_chunk=0"
+        )
 
 
 def _seen(rows: Rows, site: int) -> tuple[torch.Tensor, torch.Tensor]:

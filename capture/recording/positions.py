@@ -46,11 +46,15 @@ class PositionTracker:
     batch has. They are numbered from 0 in order of appearance. Positions count the real tokens of a
     sequence, so padding is skipped; in a decoder behind an encoder they count on from the prompt. A
     row is not valid where the mask is 0, nor in decode once one of ``eos_token_ids`` was fed to its
-    sequence.
+    sequence. A call of one token on a cache is decode, unless the cache still holds fewer than
+    ``prompt_columns`` positions: then it is the rest of a prompt that is read in chunks.
     """
 
-    def __init__(self, eos_token_ids: Collection[int], behind_encoder: bool) -> None:
+    def __init__(
+        self, eos_token_ids: Collection[int], behind_encoder: bool, prompt_columns: int = 0
+    ) -> None:
         self._eos = sorted(eos_token_ids)
+        self._prompt_columns = prompt_columns
         self._behind_encoder = behind_encoder
         self._num_steps = 0
         self._num_sequences = 0
@@ -75,13 +79,15 @@ class PositionTracker:
         """
         batch, count = tokens.shape
         starts = encoder or (past == 0 and not self._behind_encoder)
-        phase = PREFILL if starts else DECODE if count == 1 or self._behind_encoder else CHUNK
+        decodes = self._behind_encoder or (count == 1 and past >= self._prompt_columns)
+        phase = PREFILL if starts else DECODE if decodes else CHUNK
         valid = _valid(mask, past, tokens)
         if starts:
             self._start(batch, tokens.device)
         else:
             self._check_goes_on(batch, past)
-        if phase == DECODE and self._eos:
+        # Nothing is cached when a decoder behind an encoder is fed its start token, which ends none.
+        if phase == DECODE and self._eos and past:
             for eos in self._eos:
                 self._ended = self._ended | (tokens[:, -1] == eos)
             valid = valid & ~self._ended[:, None]

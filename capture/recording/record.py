@@ -161,7 +161,7 @@ class Recording:
                 provenance["sites_not_measured"] = (
                     f"{numbers}: {next(iter(plan.unmeasured.values()))}"
                 )
-        provenance |= told_of(facts)
+        provenance |= told_of(facts, fitted=settings.logits)
         null = self.layers[0].num_classes - self.layers[0].num_experts
         if null:
             provenance["null_experts"] = null

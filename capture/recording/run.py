@@ -50,12 +50,17 @@ def run_batch(
     of these tokens are not valid. An encoder-decoder model is fed its start token, then the tokens
     of the passage. ``keep`` is explained at `RouterHooks`.
     """
-    with RouterHooks(layers, eos_token_ids, keep=keep) as hooks, torch.no_grad():
-        run = decoder_of(model, passages)
+    run = decoder_of(model, passages)
+    columns = run.prompt.shape[1]
+    with (
+        RouterHooks(layers, eos_token_ids, keep=keep, prompt_columns=columns) as hooks,
+        torch.no_grad(),
+    ):
         run.prefill(prefill_chunk)
         for index in range(decode_tokens):
             tokens = run.next_tokens(index)
-            if eos_token_ids and run.ends(tokens, eos_token_ids):
+            # NLLB's decoder begins with the very token that ends its text.
+            if eos_token_ids and index >= run.behind_start and run.ends(tokens, eos_token_ids):
                 break
             run.step(tokens)
         return hooks.take()

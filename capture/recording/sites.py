@@ -265,8 +265,11 @@ def facts_of(shards: Shards, sites: int) -> list[SiteFacts]:
     ]
 
 
-def told_of(facts: Sequence[SiteFacts]) -> dict[str, str | int | float]:
-    """The entries of a trace's provenance that concern all of its sites together."""
+def told_of(facts: Sequence[SiteFacts], *, fitted: bool) -> dict[str, str | int | float]:
+    """The entries of a trace's provenance that concern all of its sites together.
+
+    ``fitted``: rules were looked for, since logits were recorded.
+    """
     told: dict[str, str | int | float] = {}
     for column in sorted({column for item in facts for column in item.changed}):
         counts = [item.changed[column] for item in facts if column in item.changed]
@@ -280,7 +283,7 @@ def told_of(facts: Sequence[SiteFacts]) -> dict[str, str | int | float]:
     missing = [
         f"{site} (best {item.match:.4f})"
         for site, item in enumerate(facts)
-        if item.match < LEAST_MATCH
+        if fitted and item.match < LEAST_MATCH
     ]
     if missing:
         told["sites_without_rule"] = ", ".join(missing)

@@ -19,7 +19,7 @@ from sim.answers.time_parts import Tables
 from sim.verbs.names import names
 
 COLUMNS = {
-    "lookups": ("tick", "step", "site", "key", "outcome", "gate_ns", "ready_ns"),
+    "lookups": ("tick", "step", "phase", "site", "key", "expert", "outcome", "gate_ns", "ready_ns"),
     "transfers": ("number", "hop", "key", "class", "moved_bytes", "start_ns", "end_ns"),
     "tokens": ("step", "phase", "start_ns", "end_ns", "compute_ns"),
 }

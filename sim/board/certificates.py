@@ -25,6 +25,8 @@ from sim.results.labels import labels_in
 from sim.results.paired import paired
 from sim.setup.build import trace_directory
 from sim.setup.parts import make_hardware, make_model
+from sim.setup.refusals import checked_settings
+from sim.setup.sections import make_object
 from sim.study.cells import Cell, make_cell
 from sim.study.plan import Plan
 from sim.study.rows import DONE, Row
@@ -233,6 +235,9 @@ def _cell(words: Sequence[str]) -> Cell:
             )
     cell = make_cell(Plan("certificate", base=tuple(words)), {})
     _check_targets(cell.config)
+    # What is checked below counts and compares with their values, so these must be such.
+    for name in ("trace", "workload"):
+        make_object(checked_settings(cell.config)[name], name)
     return cell
 
 

@@ -20,8 +20,6 @@ from sim.results.labels import Labels, told
 from sim.results.paired import Paired
 
 TEMPLATE = Path(__file__).with_name("page.html")
-DIGITS = 4
-"""Significant digits of a number on the page; certificates have all."""
 
 
 def page(
@@ -125,11 +123,11 @@ def _entry(one: Entry, certificate: str) -> dict[str, Any]:
         "name": one.name,
         "part": one.part,
         "kind": one.kind,
-        "tokens": _short(one.tokens_per_s),
-        "low": _short(low),
-        "high": _short(high),
-        "hits": _short(one.row["hit_ratio"]),
-        "gain": _short(one.gain),
+        "tokens": one.tokens_per_s,
+        "low": low,
+        "high": high,
+        "hits": one.row["hit_ratio"],
+        "gain": one.gain,
         "own": _own(one.labels) or one.kind,
         "command": one.command,
         "certificate": certificate,
@@ -148,8 +146,4 @@ def _pair(pair: Paired | None) -> list[Any] | None:
         return None
     low, high = pair.interval or (None, None)
     verdict = pair.verdict if pair.is_decided else "?"
-    return [_short(pair.speedup), _short(low), _short(high), verdict]
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    return [pair.speedup, low, high, verdict]

@@ -35,7 +35,8 @@ class TraceChoice:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
             raise ValueError(f"trace.path={self.path!r} must be the directory of a trace")
-        if isinstance(self.exclude, str) or not all(isinstance(flag, str) for flag in self.exclude):
+        flags = self.exclude
+        if not isinstance(flags, list | tuple) or not all(isinstance(flag, str) for flag in flags):
             raise ValueError(
                 f"trace.exclude={self.exclude!r} must be a list of flags, such as [has_repetition]"
             )

@@ -64,6 +64,8 @@ def with_gates(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if config["trace"].get("path") is not None:
         return dict(config)
+    if not isinstance(config.get("model"), Mapping):
+        raise ValueError(f"model={config.get('model')} must be a section of values, as in conf/")
     model = make_model(config)
     gates = own_gates(model)
     return {

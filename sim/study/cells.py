@@ -90,7 +90,7 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
     config = _with_gates(config)
     axes = {**dict(values), **{key: value for key, value, _ in map(_taken_apart, words)}}
     axes |= {key: value for key, value, _ in map(_taken_apart, plan.last) if key in axes}
-    system, sha256 = system_name(chosen, told), _trace_sha256(config["trace"].get("path"))
+    system, sha256 = system_name(chosen, told), _trace_sha256(str(config["trace"].get("path")))
     return Cell(cell_key(config, str(chosen), sha256), system, told, axes, config, sha256)
 
 
@@ -220,9 +220,9 @@ def _with_gates(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _trace_sha256(path: object) -> str | None:
+def _trace_sha256(path: str) -> str | None:
     """The digest of a trace. None for a trace that cannot be read; its run will say why."""
     try:
-        return trace_sha256(parse_header((trace_directory(str(path)) / "header.json").read_bytes()))
+        return trace_sha256(parse_header((trace_directory(path) / "header.json").read_bytes()))
     except (OSError, ValueError):
         return None

@@ -211,6 +211,7 @@ CASES = {
         "trace.exclude=abc",
         r"trace\.exclude='abc' must be a list of flags",
     ),
+    "flags taken away": ("trace.exclude=null", r"trace\.exclude=None must be a list of flags"),
     "the links taken away": (
         "hardware.links=null",
         r"hardware\.links=None must hold at least one link",

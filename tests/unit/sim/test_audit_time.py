@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from sim.__main__ import main as simulate
@@ -37,6 +39,20 @@ def test_the_audit_of_a_run_on_another_machine_names_the_link_and_draws_it(
     assert told["title"].startswith("lru cache=lfu at 50%")
     assert "most of it is link rate" in capsys.readouterr().out
     assert (tmp_path / "audit_time.svg").read_text().count("link rate") == 1
+
+
+def test_as_many_gates_that_chose_other_experts_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a live run, whose gates are in no trace."""
+    folder = tmp_path / "live"
+    shutil.copytree(run, folder)
+    lookups = pl.read_parquet(folder / "lookups.parquet")
+    lookups.with_columns(expert=(pl.col("expert") + 1) % 8).write_parquet(
+        folder / "lookups.parquet"
+    )
+    assert main([str(folder), "hardware=rtx4090_pcie4"]) == 2
+    assert "chose other experts than those of its simulation" in capsys.readouterr().err
 
 
 def test_words_given_take_the_place_of_the_runs_own() -> None:

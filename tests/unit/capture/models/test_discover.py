@@ -65,6 +65,33 @@ def test_experts_are_recognised_by_signature_alone() -> None:
         discover(model)
 
 
+@pytest.mark.parametrize(("shared", "classes"), [(None, 6), (2, 4)])
+def test_rows_of_a_router_for_shared_experts_are_no_null_experts(
+    shared: int | None, classes: int
+) -> None:
+    """Inkling's router has two rows more than experts, which weigh its two shared experts."""
+
+    class Experts(nn.Module):
+        num_experts = 4
+
+        def forward(
+            self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        ) -> torch.Tensor:
+            return x
+
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6, 8))
+            if shared is not None:
+                self.n_shared_experts = shared
+
+    block = nn.Module()
+    block.gate, block.experts, block.top_k = Router(), Experts(), 2  # type: ignore[assignment]
+    (layer,) = discover(nn.ModuleDict({"layers": nn.ModuleList([block])}))
+    assert (layer.num_experts, layer.num_classes) == (4, classes)
+
+
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
 def test_gate_norms_are_the_post_attention_norms(family: str) -> None:
     model = build(family)

@@ -92,6 +92,56 @@ def test_a_prompt_in_chunks_records_the_same_choices(mixtral: Path, tmp_path: Pa
     assert chunks.header.provenance["prefill_chunk"] == 3
 
 
+@pytest.mark.parametrize(("chunk", "sizes"), [(3, [3, 3, 1]), (1, [1] * 7)])
+def test_a_last_chunk_of_one_token_is_still_the_prompt(
+    mixtral: Path, tmp_path: Path, chunk: int, sizes: list[int]
+) -> None:
+    trace = run(mixtral, tmp_path / "t", *ROUTING, "prompt_tokens=7", f"prefill_chunk={chunk}")
+    for item in trace.header.sequences:
+        assert (item.prompt_tokens, item.decode_tokens) == (7, 6)
+        own = trace.sequence == item.sequence
+        assert np.bincount(trace.step[own] - trace.step[own][0]).tolist() == sizes + [1] * 6
+        chunks = [PREFILL] * chunk + [CHUNK] * (7 - chunk)
+        assert trace.phase[own].tolist() == chunks + [DECODE] * 6
+
+
+@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 5), ("bfloat16", 4), ("float32", 1)])
+def test_chunks_are_refused_where_a_model_forgets_its_state_between_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, chunk: int
+) -> None:
+    """Jamba's Mamba layers carry a state into steps of one token only; Granite's into any."""
+    for name in ("jamba", "granitemoehybrid"):
+        directory = save_checkpoint(tiny(name), tmp_path / name)
+        write_prompts(directory / "prompts.jsonl")
+        told = (*ROUTING, f"dtype={dtype}", f"prefill_chunk={chunk}")
+        if name == "granitemoehybrid" or chunk == 1:
+            run(directory, tmp_path / f"{name}_trace", *told)
+        else:
+            error = refused(directory, tmp_path / "none", capsys, *told)
+            assert "JambaForCausalLM computes something else of a prompt in chunks" in error
+            assert "record with prefill_chunk=0" in error
+
+
+def test_a_start_token_that_is_also_the_end_token_ends_nothing() -> None:
+    model = tiny("nllb-moe")
+    start = model.config.decoder_start_token_id
+    assert end_tokens(model) == (start,)
+    passage = Passage(Prompt("d", "d", "fit", "", "own"), (5, 6, 7), (9, start, 8))
+    rows = run_batch(model, discover(model), [passage], 4, eos_token_ids=(start,))
+    # Its text ends where the token comes again: that row is not run, nor any behind it.
+    decoded = rows.phase == DECODE
+    assert rows.token[decoded].tolist() == [start, 9]
+    assert rows.valid[decoded].all()
+
+
+def test_an_end_token_inside_a_prompt_in_chunks_ends_nothing() -> None:
+    model = tiny("mixtral")
+    passage = Passage(Prompt("d", "d", "fit", "", "own"), (5, 6, 7, 2, 8), (9, 10))
+    rows = run_batch(model, discover(model), [passage], 2, prefill_chunk=1, eos_token_ids=(2,))
+    assert rows.valid.all()
+    assert rows.phase.tolist() == [PREFILL] + [CHUNK] * 4 + [DECODE] * 2
+
+
 def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> None:
     """The end token is what the model says third in sequence 1 of a run without an end."""
     open_ended = run(
@@ -219,8 +269,13 @@ def test_gate_inputs_in_half_precision_of_a_share_of_the_rows(
     assert again.header.files == trace.header.files
 
 
-def test_choices_without_logits(mixtral: Path, tmp_path: Path) -> None:
+def test_choices_without_logits(
+    mixtral: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = run(mixtral, tmp_path / "bare", "logits=no", "sparsities=", "hidden_sequences=0")
+    # Nobody looked for a rule, so none is said to be missing.
+    assert "sites_without_rule" not in trace.header.provenance
+    assert "selections reproduced" not in capsys.readouterr().out
     assert trace.header.columns == ()
     assert all(site.rule is None for site in trace.header.sites)
     np.testing.assert_array_equal(trace.ids, run(mixtral, tmp_path / "full", *ROUTING).ids)

@@ -164,6 +164,15 @@ def test_a_trace_with_altered_bytes_is_found(
             change("runs", "a", "words", value=lambda one: [*one, "cache._target_=shutil.rmtree"]),
             "is in no file of conf",
         ),
+        *(
+            (change("runs", "a", "words", value=lambda one, word=word: [*one, word]), message)
+            for word, message in (
+                ("trace.max_sequences=4x", "trace.max_sequences='4x' must be a whole number"),
+                ("trace.exclude=5", "trace.exclude=5 must be a list of flags"),
+                ("trace.path=[1]", "trace.path=[1] must be the directory of a trace"),
+                ("~model", "model=None must be a section of values"),
+            )
+        ),
     ],
 )
 def test_hostile_files_are_refused_in_one_line(

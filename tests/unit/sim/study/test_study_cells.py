@@ -247,6 +247,11 @@ def test_a_key_that_is_not_there_is_refused_before_anything_runs(
     assert len(str(refusal.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("word", ["trace.path=[1]", "~model"])
+def test_a_wrong_trace_or_model_leaves_the_refusal_to_the_run(word: str) -> None:
+    assert make_cell(plan(word), {}).trace_sha256 is None
+
+
 def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
     grids = [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}]
     found = make_plan("x", {"grid": grids, "list": ["seed=4", ["seed=4"]]}, "x.yaml")
