@@ -45,18 +45,19 @@ def conduct(
 ) -> Conducted:
     """Run the cells that are not recorded in ``output_dir`` yet.
 
-    ``retry``: cells that were refused or failed run again. So do those that other code has run,
-    where ``code`` tells this one. Raise DatasetError where rows cannot be recorded.
+    ``retry``: cells that were refused or failed run again, and those that other code than ``code``
+    has made; without it these stay, and it is told. Raise DatasetError where rows cannot be
+    recorded.
     """
     with launcher, Dataset(output_dir, axes_of(cells), tell) as dataset:
         statuses = dataset.statuses
-        bad = [key for key, status in statuses.items() if retry and status in (REFUSED, FAILED)]
-        if again := dataset.forget(bad):
-            tell(f"{again} cells that were refused or failed run again")
+        bad = [key for key, status in statuses.items() if status in (REFUSED, FAILED)]
         mine = {cell.key for cell in cells} & statuses.keys()
         old = [key for key in mine if code is not None and dataset.codes[key] != code]
-        if again := dataset.forget(old):
-            tell(f"{again} cells that other code made run again")
+        if old and not retry:
+            tell(f"{len(old)} cells are of other code (column code); retry=yes runs them again")
+        if retry and (again := dataset.forget([*bad, *old])):
+            tell(f"{again} cells run again: refused, failed or of other code")
         left = [cell for cell in cells if cell.key not in dataset.statuses]
         if len(left) < len(cells):
             tell(f"{len(cells) - len(left)} of {len(cells)} cells are recorded already")

@@ -60,7 +60,7 @@ def test_what_is_recorded_is_told_and_only_a_retry_runs_what_went_wrong(tmp_path
     assert run(again, 1, 2, 3, 4, retry=True) == (
         Conducted(Counter(done=4), 2),
         [
-            "2 cells that were refused or failed run again",
+            "2 cells run again: refused, failed or of other code",
             "2 of 4 cells are recorded already",
         ],
     )
@@ -71,28 +71,29 @@ def test_what_is_recorded_is_told_and_only_a_retry_runs_what_went_wrong(tmp_path
     )
 
 
-def test_what_other_code_made_runs_again_and_cells_that_nobody_asks_for_stay(
+def test_what_other_code_made_is_told_and_a_retry_runs_those_that_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows from before there was a column ``code`` count as other code's."""
     told: list[str] = []
 
-    def run(code: str | None, *numbers: int) -> list[str]:
+    def run(code: str | None, *numbers: int, retry: bool = False) -> list[str]:
         launcher = Launcher()
         monkeypatch.setattr(rows, "project_digest", lambda: code)
         asked = [cell(number) for number in numbers]
-        conduct("s", asked, launcher, tmp_path, tell=told.append, code=code)
+        conduct("s", asked, launcher, tmp_path, retry, told.append, code)
         return launcher.ran
 
     assert run("old", 1, 2, 3) == ["k1", "k2", "k3"]
-    assert run("new", 1, 2) == ["k1", "k2"]
-    assert told == ["2 cells that other code made run again"]
-    assert (run("new", 1, 2), run(None, 1, 2)) == ([], [])
+    assert run("new", 1, 2) == []
+    assert told[0] == "2 cells are of other code (column code); retry=yes runs them again"
+    assert run("new", 1, 2, retry=True) == ["k1", "k2"]
+    assert (run("new", 1, 2, retry=True), run(None, 1, 2, retry=True)) == ([], [])
     made = dict(read_cells(tmp_path).select("key", "code").iter_rows())
     assert made == {"k1": "new", "k2": "new", "k3": "old"}
     for part in (tmp_path / "cells").iterdir():
         pl.read_parquet(part).drop("code").write_parquet(part)
-    assert run("new", 1, 2) == ["k1", "k2"]
+    assert run("new", 1, 2, retry=True) == ["k1", "k2"]
 
 
 @pytest.mark.parametrize(
