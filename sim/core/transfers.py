@@ -19,6 +19,7 @@ from typing import Final
 from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
 from sim.core.issued import Issued
 from sim.core.loader import Loader
+from sim.core.ranked import REST
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.core.transfer import Transfer
@@ -332,15 +333,23 @@ class Transfers(Claims):
         head, and only a transfer that needs no claim may pass it.
         """
         demands, prefetches = self.queues[link]
+        full_pool, full_bytes = -1, 0  # as in ``_issue_simply``
         while demands or prefetches:
             queue = demands or prefetches
             transfer = queue[0]
             if transfer.cancelled:
                 queue.popleft()
+                if transfer is REST:
+                    self._next_ranked(full_pool, full_bytes)
                 continue
-            if not self._claim(transfer, link):
+            asks_pool = not transfer.is_needed and self._asks_pool(transfer, link)
+            is_full = asks_pool and self._is_full_for(transfer.key, False, full_pool, full_bytes)
+            if is_full or not self._claim(transfer, link):
                 if transfer.is_needed:
                     return self._issue_claimed(link)
+                if asks_pool:
+                    full_pool = self.slots.pool_of[transfer.key]
+                    full_bytes = self.slots.slot_bytes[transfer.key]
                 queue.popleft()
                 self.given_up += 1
                 if transfer.feeds:
@@ -363,6 +372,8 @@ class Transfers(Claims):
             transfer = queue[0]
             if transfer.cancelled:
                 queue.popleft()
+                if transfer is REST:
+                    self._next_ranked(full_pool, full_bytes)
                 continue
             # Nothing that waits here has started, so that none of the prefetches is urgent.
             key, must = transfer.key, not transfer.prefetch
@@ -397,6 +408,12 @@ class Transfers(Claims):
         """Whether a prefetch needs as much of a pool as one that has just found no slot there."""
         slots = self.slots
         return not must and slots.pool_of[key] == full_pool and slots.slot_bytes[key] >= full_bytes
+
+    def _next_ranked(self, full_pool: int, full_bytes: int) -> None:
+        """Let the next of the prefetches that wait unmade stand at the head of its queue, before
+        `REST`, which stands for those after it. Those that find ``full_pool`` full are given up.
+        """
+        raise NotImplementedError
 
     def _issue_claimed(self, link: int) -> Transfer | None:
         """Issue the first waiting transfer that has its claim already, or None. For a link whose
