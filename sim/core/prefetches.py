@@ -8,7 +8,7 @@ that it has overtaken. Where a predictor has a latency, its forecasts are kept u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Final
@@ -396,22 +396,19 @@ class Prefetches(Transfers):
         self._prefetches_of[key // geometry.units % geometry.sites].append(transfer)
         return transfer
 
-    def _next_ranked(self, full_pool: int, full_bytes: int) -> None:
+    def _next_ranked(self, full: Mapping[int, int]) -> None:
         ranked, queue = self._ranked, self._prefetches[0]
-        if full_pool >= 0:
-            self._drop_ranked(full_pool, full_bytes)
+        if full:
+            self._drop_ranked(full)
         key = ranked.take()
         if ranked.is_left:
             queue.appendleft(REST)
         if key >= 0:
             queue.appendleft(ranked.made.get(key) or self._made(key))
 
-    def _drop_ranked(self, full_pool: int, full_bytes: int) -> None:
+    def _drop_ranked(self, full: Mapping[int, int]) -> None:
         """Give up the next keys that find no slot, before they are made."""
-        ranked, pool_of, slot_bytes = self._ranked, self.slots.pool_of, self.slots.slot_bytes
-        dropped = ranked.take_while(
-            lambda key: pool_of[key] == full_pool and slot_bytes[key] >= full_bytes
-        )
+        dropped = self._ranked.take_while(lambda key: self._is_full_for(key, full))
         self.given_up += len(dropped)
         self._never_issued[DROPPED_NO_SLOT] += len(dropped)
         self._note_events(DROP_NO_SLOT, dropped)

@@ -9,7 +9,6 @@ may start, or when a gate of its site comes. The rows that tell of it are the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -84,8 +83,11 @@ class Ranked:
 
     def take_while(self, is_taken: Callable[[int], bool]) -> list[int]:
         """The next keys, as long as they are unmade and the question is answered with yes: they leave."""
-        left, made = self.left(), self.made
-        taken = list(takewhile(lambda key: key not in made and is_taken(key), left))
-        rest = left[len(taken) : len(taken) + 1]
-        self.place = self.keys.index(rest[0], self.place) if rest else len(self.keys)
+        taken = list[int]()
+        while self.skip_cancelled():
+            key = self.keys[self.place]
+            if key in self.made or not is_taken(key):
+                break
+            taken.append(key)
+            self.place += 1
         return taken

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -35,13 +35,15 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
             for ties in (True, False):
                 yield f"{kind} {seed} {ties}", given(kind, seed, ties)
     for kind in (*[PLAIN] * 5, MIXTURE, *SIMULATED):
-        yield f"{kind} ranked", ranked(given(kind, next(seeds), ties=True))
+        for unit in ("union", "access"):
+            yield f"{kind} ranked {unit}", ranked(given(kind, next(seeds), ties=True), unit)
 
 
-def ranked(scenario: Scenario) -> Scenario:
+def ranked(scenario: Scenario, unit: Literal["union", "access"]) -> Scenario:
     """What every gate forecasts stands in one queue, in place of what stood there."""
     loader = replace(
         scenario.loader,
+        replay_unit=unit,
         prefetch_order="likeliest",
         queue="replace",
         demand_first=True,

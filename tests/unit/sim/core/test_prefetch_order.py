@@ -117,6 +117,19 @@ def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
     assert issued(one) == [11]
 
 
+def test_what_was_replaced_by_nothing_is_polled_once_more() -> None:
+    """As every cancelled prefetch is that stands in a queue: polls are counted."""
+    says = Says(s1=NEAR, s2=FAR)
+    one = controller(says, prefetch_order="likeliest", queue="replace")
+    one.gate(gate(0, 3))
+    assert one.poll(0) is not None
+    says.by_site = {2: {}}
+    one.gate(gate(0, 3, tick=1))
+    assert any(one.queues[0])
+    assert one.poll(0) is None
+    assert not any(one.queues[0])
+
+
 # Contracts: C29
 def test_a_forecast_of_the_gates_own_site_is_for_its_next_gate() -> None:
     one = controller(Says(s0={1: 0.9, 3: 0.4}, s1={0: 0.5}), prefetch_order="likeliest")
