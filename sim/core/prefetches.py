@@ -165,8 +165,9 @@ class Prefetches(Transfers):
         that are ``serving`` its needs.
         """
         of_site = self._prefetches_of[site]
-        if self._ranked.is_left:
-            self._overtake(site, serving)
+        if self._waits_unmade:
+            for key in self._ranked.unmade_of(site):
+                self._made(key)
         if self._moves_simply and not self._cancels_all:
             for transfer in of_site:
                 if transfer.waits and not transfer.cancelled and transfer.key not in serving:
@@ -202,18 +203,6 @@ class Prefetches(Transfers):
                 if queue[0] is REST and self._ranked.skip_cancelled():
                     break
                 queue.popleft()
-
-    def _overtake(self, site: int, serving: Sequence[int]) -> None:
-        """``_cancel_passed`` for what waits unmade: the keys of this site go, or are made."""
-        ranked, gone = self._ranked, list[int]()
-        for key in ranked.unmade_of(site):
-            if key in serving or not self.loader.cancel_stale:
-                self._made(key)
-            else:
-                gone.append(key)
-        ranked.cancel(gone)
-        self._never_issued[CANCELLED] += len(gone)
-        self._note_events(CANCEL, gone)
 
     # ---- what is forecast
 
@@ -345,9 +334,6 @@ class Prefetches(Transfers):
         queue.clear()
         # A queue of cancelled prefetches is polled once more.
         queue.append(GONE)
-        if self._moves_simply:
-            for of_site in self._prefetches_of:
-                of_site.clear()
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant
@@ -383,7 +369,9 @@ class Prefetches(Transfers):
         self._ranked = Ranked(keys, sites, self.calls)
         self._prefetches[0].append(REST)
         for site in np.flatnonzero(np.bincount(sites)).tolist():
-            self._prefetches_of[site].append(REST)
+            of_site = self._prefetches_of[site]
+            if not of_site or of_site[-1] is not REST:
+                of_site.append(REST)
         self._note_events(QUEUE_PREFETCH, keys)
 
     def _made(self, key: int) -> Transfer:

@@ -28,14 +28,13 @@ class Ranked:
     ``place``: how many of them have left. ``made``: the transfers of those that were made.
     """
 
-    __slots__ = ("_all", "_gone", "_sites", "call", "keys", "made", "place")
+    __slots__ = ("_all", "_sites", "call", "keys", "made", "place")
 
     def __init__(
         self, keys: Sequence[int] = (), sites: NDArray[np.int64] = NONE, call: int = 0
     ) -> None:
         self.keys, self._sites, self.call, self.place = keys, sites, call, 0
         self.made: dict[int, Transfer] = {}
-        self._gone: set[int] = set()  # cancelled before they were made
         self._all: frozenset[int] | None = None
 
     @property
@@ -47,29 +46,24 @@ class Ranked:
         """Whether a key waits unmade."""
         if self._all is None:
             self._all = frozenset(self.keys)
-        return key in self._all and key not in self.made and key not in self._gone
+        return key in self._all and key not in self.made
 
     def unmade_of(self, site: int) -> list[int]:
         """The keys of a site that wait unmade, in order."""
         places = np.flatnonzero(self._sites[self.place :] == site) + self.place
         found = [self.keys[place] for place in places.tolist()]
-        return [key for key in found if key not in self.made and key not in self._gone]
-
-    def cancel(self, keys: Sequence[int]) -> None:
-        """Cancel keys that wait unmade."""
-        self._gone.update(keys)
+        return [key for key in found if key not in self.made]
 
     def left(self) -> list[int]:
         """The keys that wait, in order."""
-        gone = self._gone.union(key for key, transfer in self.made.items() if transfer.cancelled)
+        gone = {key for key, transfer in self.made.items() if transfer.cancelled}
         return [key for key in self.keys[self.place :] if key not in gone]
 
     def skip_cancelled(self) -> bool:
         """Leave out what is cancelled before the next key: whether there is a next key."""
         while self.is_left:
-            key = self.keys[self.place]
-            made = self.made.get(key)
-            if not (key in self._gone if made is None else made.cancelled):
+            made = self.made.get(self.keys[self.place])
+            if made is None or not made.cancelled:
                 return True
             self.place += 1
         return False

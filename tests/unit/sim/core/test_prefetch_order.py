@@ -11,6 +11,7 @@ import pytest
 
 from sim.core.controller import Controller
 from sim.core.loader import Loader
+from sim.core.lookups import MISS, PROMOTED
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.recency import LRU
@@ -152,3 +153,16 @@ def test_likeliness_adds_up_over_rows() -> None:
 def test_likeliness_of_one_row_stands_by_need() -> None:
     row = RowForecast(1, 5, np.array([[3, 0, -1]]), np.array([[0.5, 0.25, 0.0]]))
     assert (row.needs, likeliness(row)) == ([3, 0], [0.5, 0.25])
+
+
+@pytest.mark.parametrize("queue", ["append", "replace"])
+def test_a_later_wave_asks_for_what_its_gate_has_forecast(queue: str) -> None:
+    says = Says(s0={1: 0.9}, s1={0: 0.5})
+    one = controller(says, prefetch_order="likeliest", queue=queue, replay_unit="access")
+    of_two = gate(0, 3)
+    of_two.needs, of_two.keys, of_two.tokens = [3, 1], [3, 1], [1, 1]
+    assert one.gate(of_two)[0] == [MISS]
+    outcomes, waits = one.need_done(3)
+    assert outcomes == [PROMOTED]
+    assert waits is not None
+    assert issued(one) == [3, 1, 5]

@@ -11,43 +11,39 @@ KEYS = [7, 1, 5, 8]
 """Of sites 2, 0, 1 and 2."""
 
 
-def ranked() -> Ranked:
-    return Ranked(KEYS, np.array([2, 0, 1, 2]), call=9)
+def ranked(*cancelled: int) -> Ranked:
+    one = Ranked(KEYS, np.array([2, 0, 1, 2]), call=9)
+    for key in cancelled:
+        one.made[key] = Transfer(key, True, 1, 9)
+        one.made[key].cancelled = True
+    return one
 
 
 def test_keys_leave_in_order_and_what_was_cancelled_is_left_out() -> None:
-    one = ranked()
-    one.cancel([1])
-    one.made[5] = Transfer(5, True, 1, 9)
-    one.made[5].cancelled = True
+    one = ranked(1, 5)
     assert one.left() == [7, 8]
     assert (one.take(), one.take(), one.take()) == (7, 8, -1)
     assert not one.is_left
 
 
 def test_keys_that_are_cancelled_are_left_until_somebody_looks() -> None:
-    one = ranked()
-    one.cancel(KEYS)
+    one = ranked(*KEYS)
     assert one.is_left
     assert not one.skip_cancelled()
     assert not one.is_left
 
 
-def test_a_key_of_a_site_waits_unmade_until_it_leaves_is_made_or_is_cancelled() -> None:
-    one = ranked()
-    assert one.unmade_of(2) == [7, 8]
-    assert one.holds(7)
-    one.cancel([8])
-    assert (one.unmade_of(2), one.holds(8), one.holds(3)) == ([7], False, False)
-    one.made[7] = Transfer(7, True, 1, 9)
-    assert (one.unmade_of(2), one.holds(7)) == ([], False)
+def test_a_key_of_a_site_waits_unmade_until_it_is_made_or_leaves() -> None:
+    one = ranked(8)
+    assert one.unmade_of(2) == [7]
+    assert (one.holds(7), one.holds(8), one.holds(3)) == (True, False, False)
     one.take()
+    assert one.unmade_of(2) == []
     assert one.unmade_of(1) == [5]
 
 
 def test_keys_leave_together_up_to_the_first_that_is_made_or_may_not() -> None:
-    one = ranked()
-    one.cancel([1])
+    one = ranked(1)
     one.made[8] = Transfer(8, True, 1, 9)
     assert one.take_while(lambda key: True) == [7, 5]
     assert one.take_while(lambda key: True) == []
