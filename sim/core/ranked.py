@@ -28,14 +28,14 @@ class Ranked:
     ``place``: how many of them have left. ``made``: the transfers of those that were made.
     """
 
-    __slots__ = ("_all", "_sites", "call", "keys", "made", "place")
+    __slots__ = ("_place_of", "_sites", "call", "keys", "made", "place")
 
     def __init__(
         self, keys: Sequence[int] = (), sites: NDArray[np.int64] = NONE, call: int = 0
     ) -> None:
         self.keys, self._sites, self.call, self.place = keys, sites, call, 0
         self.made: dict[int, Transfer] = {}
-        self._all: frozenset[int] | None = None
+        self._place_of: dict[int, int] = {}  # made when asked
 
     @property
     def is_left(self) -> bool:
@@ -44,9 +44,9 @@ class Ranked:
 
     def holds(self, key: int) -> bool:
         """Whether a key waits unmade."""
-        if self._all is None:
-            self._all = frozenset(self.keys)
-        return key in self._all and key not in self.made
+        if not self._place_of:
+            self._place_of = {key: place for place, key in enumerate(self.keys)}
+        return self._place_of.get(key, -1) >= self.place and key not in self.made
 
     def unmade_of(self, site: int) -> list[int]:
         """The keys of a site that wait unmade, in order."""
