@@ -204,6 +204,14 @@ class Claims:
             return self._claim_staging(transfer)
         return self._claim_pool(transfer)
 
+    def _asks_pool(self, transfer: Transfer, link: int) -> bool:
+        """Whether ``_claim`` would ask the key's pool for a slot."""
+        return not (
+            link >= self._ends
+            or transfer.claimed
+            or (self._stages and self._lands_in_staging(transfer))
+        )
+
     def _claim_pool(self, transfer: Transfer) -> bool:
         key = transfer.key
         victims = self.protection.claim(key, transfer.is_needed)

@@ -129,6 +129,7 @@ class Controller(Lookups):
                 predicts_later,
                 shrinks=shrinks,
                 brings=bool(kv_bytes),
+                whole=payload.whole,
             ),
         )
         if kv_bytes:

@@ -8,16 +8,26 @@ that it has overtaken. Where a predictor has a latency, its forecasts are kept u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import compress
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.core.loader import Loader
+from sim.core.ranked import REST, Ranked
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, UNUSED
 from sim.core.transfer import Transfer
-from sim.core.transfers import CANCEL, CANCELLED, Transfers
+from sim.core.transfers import (
+    CANCEL,
+    CANCELLED,
+    DROP_NO_SLOT,
+    DROPPED_NO_SLOT,
+    Transfers,
+)
 from sim.policies.base import (
     CachePolicy,
     Choice,
@@ -32,7 +42,6 @@ from sim.policies.row_forecast import likeliness
 from sim.values.types import SKIP, Event, Geometry, Route
 
 QUEUE_PREFETCH: Final = int(Event.QUEUE_PREFETCH)
-_FIRST = itemgetter(0)
 GONE = Transfer(-1, True, 0, 0)
 """What stands in a queue for all the prefetches in it that were cancelled together."""
 GONE.cancelled = True
@@ -66,7 +75,7 @@ class Prefetches(Transfers):
         "_forecasting",
         "_gate",
         "_prefetches_of",
-        "_spare",
+        "_ranked",
         "predictor",
     )
 
@@ -87,7 +96,6 @@ class Prefetches(Transfers):
         super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes, simple)
         self.predictor, self.selector, self.predicts_later = predictor, selector, predicts_later
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
-        self._spare: list[Transfer] = []  # prefetches that were cancelled before they started
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
         # What every forecast reads. Unpacking one tuple is faster than finding seven attributes.
@@ -101,6 +109,8 @@ class Prefetches(Transfers):
             loader.depth == "first_missing",
         )
         self._ranks = loader.prefetch_order == "likeliest"
+        self._waits_unmade = simple.queues
+        self._ranked = Ranked()
         self._gate: Gate | None = None
         self._predictions: dict[int, tuple[int, list[Kept]]] = {}
         self._gate_call_of = [0] * geometry.sites
@@ -130,6 +140,9 @@ class Prefetches(Transfers):
 
     def finish(self) -> None:
         """The run is over: prefetches that are still queued count as cancelled."""
+        for key in self._ranked.left():
+            self._prefetches[0].append(self._made(key))
+        self._ranked = Ranked()
         left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
         self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
 
@@ -152,6 +165,9 @@ class Prefetches(Transfers):
         that are ``serving`` its needs.
         """
         of_site = self._prefetches_of[site]
+        if self._waits_unmade:
+            for key in self._ranked.unmade_of(site):
+                self._made(key)
         if self._moves_simply and not self._cancels_all:
             for transfer in of_site:
                 if transfer.waits and not transfer.cancelled and transfer.key not in serving:
@@ -184,6 +200,8 @@ class Prefetches(Transfers):
         """
         for queue in self._prefetches:
             while queue and queue[0].cancelled:
+                if queue[0] is REST and self._ranked.skip_cancelled():
+                    break
                 queue.popleft()
 
     # ---- what is forecast
@@ -253,32 +271,40 @@ class Prefetches(Transfers):
         ones, likeliest first, whatever their sites.
         """
         state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
-        units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
+        units = self.geometry.units
+        keys, likely, lengths, choices = list[int](), list[float](), list[int](), list[Choice]()
         for choice in forecasts:
             if replace:
                 self._replace_forecasts()
                 replace = False
-            keys, likely = choice.keys, likeliness(choice)
+            named, of_named = choice.keys, likeliness(choice)
             if not is_plain:
-                by_expert = dict(zip(choice.needs, likely, strict=True))
-                keys = self._forecast_keys(choice)
-                likely = [by_expert[key % units] for key in keys]
-            mask(choice.site, keys)
-            absent += [
-                (value, key, choice)
-                for value, key in zip(likely, keys, strict=True)
-                if state[key] == ABSENT
-            ]
-            if stops and any(state[key] > UNUSED for key in keys):
+                by_expert = dict(zip(choice.needs, of_named, strict=True))
+                named = self._forecast_keys(choice)
+                of_named = [by_expert[key % units] for key in named]
+            mask(choice.site, named)
+            is_absent = [state[key] == ABSENT for key in named]
+            keys += compress(named, is_absent)
+            likely += compress(of_named, is_absent)
+            choices.append(choice)
+            lengths.append(len(keys))
+            if stops and any(state[key] > UNUSED for key in named):
                 break
-        absent.sort(key=_FIRST, reverse=True)
-        if left >= 0:
-            del absent[left:]
-        if is_simple:
-            self._queue_all_simply(absent)
+        # Of those that are as likely, the first one named goes first.
+        order = np.argsort(-np.array(likely, np.float64), kind="stable")[
+            : left if left >= 0 else None
+        ]
+        of_choice = np.searchsorted(lengths, order, side="right")
+        absent = np.array(keys, np.int64)[order].tolist()
+        if self._waits_unmade:
+            self._queue_ranked(absent, np.array([choice.site for choice in choices])[of_choice])
         else:
-            for _, key, choice in absent:
-                self._queue_prefetch(key, choice.site, choice, gate)
+            for key, nth in zip(absent, of_choice.tolist(), strict=True):
+                choice = choices[nth]
+                if is_simple:
+                    self._queue_simply(key, choice.site)
+                else:
+                    self._queue_prefetch(key, choice.site, choice, gate)
         if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
 
@@ -286,30 +312,28 @@ class Prefetches(Transfers):
         """``queue: replace``: forget all earlier forecasts, and cancel the prefetches that wait
         for them.
         """
-        if self._moves_simply and self.loader.demand_first:
+        if self._waits_unmade:
             self._empty_queue()
         else:
             self._cancel(self._waiting_prefetches(), ())
         self.protection.forget_masks()
 
     def _empty_queue(self) -> None:
-        """``_cancel`` in one piece, for simple moves: nothing that waits among the prefetches has
-        started. Their objects serve again, for most of them nobody will ever ask.
-        """
-        queue, state = self._prefetches[0], self.state
+        """``_cancel`` in one piece, for prefetches that wait unmade. Nothing else waits here."""
+        queue, ranked = self._prefetches[0], self._ranked
         if not queue:
             return
-        waiting = [transfer for transfer in queue if not transfer.cancelled]
-        for transfer in waiting:
-            state[transfer.key] = ABSENT
+        waiting = ranked.left()
+        for transfer in ranked.made.values():
+            if transfer.waits and not transfer.cancelled:
+                transfer.cancelled = True
+                self.state[transfer.key] = ABSENT
         self._never_issued[CANCELLED] += len(waiting)
-        self._note_events(CANCEL, [transfer.key for transfer in waiting])
-        self._spare = waiting
+        self._note_events(CANCEL, waiting)
+        self._ranked = Ranked()
         queue.clear()
         # A queue of cancelled prefetches is polled once more.
         queue.append(GONE)
-        for of_site in self._prefetches_of:
-            of_site.clear()
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant
@@ -338,22 +362,44 @@ class Prefetches(Transfers):
         self._prefetches_of[site].append(transfer)
         self.events += (calls, QUEUE_PREFETCH, key, -1)
 
-    def _queue_all_simply(self, absent: Sequence[tuple[float, int, Choice]]) -> None:
-        """``_queue_simply`` for many keys, with objects of cancelled prefetches."""
-        calls, spare, state, key_bytes = self.calls, self._spare, self.state, self._key_bytes
-        transfer_of, queue, of_sites = self._transfer_of, self._prefetches[0], self._prefetches_of
-        for _, key, choice in absent:
-            if spare:
-                transfer = spare.pop()
-                transfer.key, transfer.call = key, calls
-                transfer.moved_bytes = transfer.left_bytes = key_bytes[key]
-            else:
-                transfer = Transfer(key, True, key_bytes[key], calls)
-            transfer_of[key] = transfer
-            state[key] = QUEUED
-            queue.append(transfer)
-            of_sites[choice.site].append(transfer)
-        self._note_events(QUEUE_PREFETCH, [key for _, key, _ in absent])
+    def _queue_ranked(self, keys: Sequence[int], sites: NDArray[np.int64]) -> None:
+        """``_queue_prefetch`` for many keys, with the site of each; they wait unmade."""
+        if not keys:
+            return
+        self._ranked = Ranked(keys, sites, self.calls)
+        self._prefetches[0].append(REST)
+        for site in np.flatnonzero(np.bincount(sites)).tolist():
+            of_site = self._prefetches_of[site]
+            if not of_site or of_site[-1] is not REST:
+                of_site.append(REST)
+        self._note_events(QUEUE_PREFETCH, keys)
+
+    def _made(self, key: int) -> Transfer:
+        """Make a key that waits in the ranked queue a transfer, at its turn or before."""
+        ranked, geometry = self._ranked, self.geometry
+        transfer = ranked.made[key] = self._transfer_of[key] = Transfer(
+            key, True, self._key_bytes[key], ranked.call
+        )
+        self.state[key] = QUEUED
+        self._prefetches_of[key // geometry.units % geometry.sites].append(transfer)
+        return transfer
+
+    def _next_ranked(self, full: Mapping[int, int]) -> None:
+        ranked, queue = self._ranked, self._prefetches[0]
+        if full:
+            self._drop_ranked(full)
+        key = ranked.take()
+        if ranked.is_left:
+            queue.appendleft(REST)
+        if key >= 0:
+            queue.appendleft(ranked.made.get(key) or self._made(key))
+
+    def _drop_ranked(self, full: Mapping[int, int]) -> None:
+        """Give up the next keys that find no slot, before they are made."""
+        dropped = self._ranked.take_while(lambda key: self._is_full_for(key, full))
+        self.given_up += len(dropped)
+        self._never_issued[DROPPED_NO_SLOT] += len(dropped)
+        self._note_events(DROP_NO_SLOT, dropped)
 
     def _note_events(self, kind: int, keys: Sequence[int]) -> None:
         """Write a row for each key that names nothing else."""

@@ -65,7 +65,17 @@ class Protection:
     prefetch does.
     """
 
-    __slots__ = ("_is_stale", "_masks", "_nothing", "_slots", "pins", "spares_masked", "unmasked")
+    __slots__ = (
+        "_are_masks_shown",
+        "_is_stale",
+        "_masked",
+        "_masks",
+        "_nothing",
+        "_slots",
+        "pins",
+        "spares_masked",
+        "unmasked",
+    )
 
     def __init__(self, slots: Slots, spares_masked: bool) -> None:
         self._slots, self.spares_masked = slots, spares_masked
@@ -78,12 +88,15 @@ class Protection:
         # A bytearray takes over another one as it is, but copies plain bytes first.
         self._nothing = bytearray(len(slots.pinned))
         self._is_stale = True
+        # Where pins change again and again and masks do not, the masked keys are kept.
+        self._are_masks_shown, self._masked = False, bytearray()
 
     # ---- transitions
 
     def begin_gate(self, site: int, admitted: list[int]) -> None:
         """Transition 1. ``admitted`` becomes ``pins`` and must not change any more elsewhere."""
         self.unmasked = self._masks.pop(site, ())
+        self._are_masks_shown = False
         self.pins = admitted
         self._is_stale = True
 
@@ -102,11 +115,11 @@ class Protection:
 
     def mask(self, site: int, keys: Sequence[int]) -> None:
         self._masks[site] = keys
-        self._is_stale = True
+        self._is_stale, self._are_masks_shown = True, False
 
     def forget_masks(self) -> None:
         self._masks.clear()
-        self._is_stale = True
+        self._is_stale, self._are_masks_shown = True, False
 
     # ---- what may be evicted for whom
 
@@ -145,8 +158,20 @@ class Protection:
         pinned[:] = self._nothing
         for key in self.pins:
             pinned[key] = 1
-        blocked[:] = pinned
+        if self._are_masks_shown:
+            if not self._masked:
+                self._masked = bytearray(self._nothing)
+                self._mark_masked(self._masked)
+            blocked[:] = self._masked
+            for key in self.pins:
+                blocked[key] = 1
+        else:
+            blocked[:] = pinned
+            self._mark_masked(blocked)
+            self._are_masks_shown, self._masked = True, bytearray()
+        self._is_stale = False
+
+    def _mark_masked(self, marks: bytearray) -> None:
         for keys in self._masks.values():
             for key in keys:
-                blocked[key] = 1
-        self._is_stale = False
+                marks[key] = 1

@@ -49,6 +49,14 @@ not.) So the policies hear the same calls in the same order.
 In what remains nothing that has started waits, so that no waiting transfer is urgent or holds a
 claim. A transfer that ends has arrived in its pool. Only the one link can have anything to issue.
 
+``queues``: each gate queues all that it forecasts anew, in one order, and all who wait are those of the last
+gate. They wait as keys (`sim.core.ranked`).
+
+- ``prefetch_order: nearest``, ``queue: append``, prefetches among demands: the queue has no such end.
+- ``prefetch_budget: until_next_gate``: every gate cancels what it does not ask for, of all sites.
+- Several links, chunks: what has started may wait again.
+- Moves of parts: a prefetch moves what its forecast says.
+
 ``tests/differential/test_simple_runs.py`` runs random scenarios both ways and compares all rows.
 One difference is known, and kept so that the files of runs stay what they were: where a claim has
 several victims, the rows of all but the first follow the issue's row in the short way, and stand
@@ -72,6 +80,7 @@ class Simple(NamedTuple):
     variants: bool
     gates: bool
     moves: bool
+    queues: bool
 
 
 def how_simple(
@@ -84,8 +93,11 @@ def how_simple(
     *,
     shrinks: bool = False,
     brings: bool = False,
+    whole: bool = True,
 ) -> Simple:
-    """Which short ways this run may take. ``brings``: keys and values come over its links."""
+    """Which short ways this run may take. ``brings``: keys and values come over its links.
+    ``whole``: variants move whole.
+    """
     stages, streams = loader.staging_slots > 0, loader.dense_slots > 0
     one_variant = len(geometry.precisions) == 1 and selector.constant == 0
     needs = (
@@ -95,5 +107,14 @@ def how_simple(
     )
     strict = not (loader.overflows or shrinks)
     variants = needs and strict and not (stages or selector.reroutes)
-    moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams or brings)
-    return Simple(one_variant, needs, variants, variants and one_variant, moves)
+    once = route.links == 1 and loader.chunk_bytes is None
+    moves = once and not (stages or streams or brings)
+    queues = (
+        once
+        and whole
+        and loader.prefetch_order == "likeliest"
+        and loader.queue == "replace"
+        and loader.demand_first
+        and loader.prefetch_budget != "until_next_gate"
+    )
+    return Simple(one_variant, needs, variants, variants and one_variant, moves, queues)

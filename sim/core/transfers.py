@@ -13,12 +13,14 @@ Methods named ``simply`` are the short ways of ``sim.core.simple``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
 from sim.core.issued import Issued
 from sim.core.loader import Loader
+from sim.core.ranked import REST
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.core.transfer import Transfer
@@ -33,6 +35,10 @@ DROPPED_NO_SLOT: Final = int(PrefetchOutcome.DROPPED_NO_SLOT)
 CANCEL: Final = int(Event.CANCEL)
 DROP_NO_SLOT: Final = int(Event.DROP_NO_SLOT)
 ISSUE: Final = int(Event.ISSUE)
+NOT_FULL: Final[Mapping[int, int]] = MappingProxyType({})
+"""By pool in which a prefetch has found no slot, the bytes of that slot. It holds while one link is
+asked what to issue next, for nothing changes until the next prefetch asks.
+"""
 
 
 class Transfers(Claims):
@@ -332,15 +338,26 @@ class Transfers(Claims):
         head, and only a transfer that needs no claim may pass it.
         """
         demands, prefetches = self.queues[link]
+        full = NOT_FULL
         while demands or prefetches:
             queue = demands or prefetches
             transfer = queue[0]
             if transfer.cancelled:
                 queue.popleft()
+                if transfer is REST:
+                    self._next_ranked(full)
                 continue
-            if not self._claim(transfer, link):
+            is_full = (
+                bool(full)
+                and not transfer.is_needed
+                and self._asks_pool(transfer, link)
+                and self._is_full_for(transfer.key, full)
+            )
+            if is_full or not self._claim(transfer, link):
                 if transfer.is_needed:
                     return self._issue_claimed(link)
+                if not is_full:
+                    full = self._and_full_for(transfer.key, full)
                 queue.popleft()
                 self.given_up += 1
                 if transfer.feeds:
@@ -355,18 +372,18 @@ class Transfers(Claims):
     def _issue_simply(self) -> Transfer | None:
         """``_issue`` and ``_start`` in one piece, for simple moves."""
         demands, prefetches = self.queues[0]
-        # The pool in which a prefetch has just found no slot, and the bytes of that slot: nothing
-        # changes until the next one asks.
-        full_pool, full_bytes = -1, 0
+        full = NOT_FULL
         while demands or prefetches:
             queue = demands or prefetches
             transfer = queue[0]
             if transfer.cancelled:
                 queue.popleft()
+                if transfer is REST:
+                    self._next_ranked(full)
                 continue
             # Nothing that waits here has started, so that none of the prefetches is urgent.
             key, must = transfer.key, not transfer.prefetch
-            if full_pool >= 0 and self._is_full_for(key, must, full_pool, full_bytes):
+            if full and not must and self._is_full_for(key, full):
                 victims = None
             else:
                 victims = self.protection.claim(key, must)
@@ -374,7 +391,7 @@ class Transfers(Claims):
                 return None
             queue.popleft()
             if victims is None:
-                full_pool, full_bytes = self.slots.pool_of[key], self.slots.slot_bytes[key]
+                full = self._and_full_for(key, full)
                 self.given_up += 1
                 self._give_up(transfer, DROP_NO_SLOT)
                 continue
@@ -393,10 +410,19 @@ class Transfers(Claims):
             return transfer
         return None
 
-    def _is_full_for(self, key: int, must: bool, full_pool: int, full_bytes: int) -> bool:
-        """Whether a prefetch needs as much of a pool as one that has just found no slot there."""
-        slots = self.slots
-        return not must and slots.pool_of[key] == full_pool and slots.slot_bytes[key] >= full_bytes
+    def _is_full_for(self, key: int, full: Mapping[int, int]) -> bool:
+        """Whether a prefetch needs as much of its pool as one that has just found no slot there."""
+        least = full.get(self.slots.pool_of[key])
+        return least is not None and self.slots.slot_bytes[key] >= least
+
+    def _and_full_for(self, key: int, full: Mapping[int, int]) -> Mapping[int, int]:
+        return {**full, self.slots.pool_of[key]: self.slots.slot_bytes[key]}
+
+    def _next_ranked(self, full: Mapping[int, int]) -> None:
+        """Let the next of the prefetches that wait unmade stand at the head of its queue, before
+        `REST`, which stands for those after it. Those for which a pool is ``full`` are given up.
+        """
+        raise NotImplementedError
 
     def _issue_claimed(self, link: int) -> Transfer | None:
         """Issue the first waiting transfer that has its claim already, or None. For a link whose

@@ -252,7 +252,9 @@ def fitted(texts: Sequence[str], points: float, size: float) -> list[str]:
             for text in texts
             for line in textwrap.wrap(text, letters, subsequent_indent="  ")
         ]
-        widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines]
+        widths = [
+            text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines
+        ]
         if letters <= LEAST_LETTERS or max(widths, default=0.0) <= FILLED * points:
             return lines
         letters -= 1

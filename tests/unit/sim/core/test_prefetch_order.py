@@ -11,6 +11,7 @@ import pytest
 
 from sim.core.controller import Controller
 from sim.core.loader import Loader
+from sim.core.lookups import MISS, PROMOTED
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.recency import LRU
@@ -111,10 +112,23 @@ def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
     assert one.poll(0) is not None
     says.by_site = {2: {1: 0.1}}
     one.gate(gate(0, 3, tick=1))
-    assert [transfer.key for transfer in one.queues[0][1] if not transfer.cancelled] == [11]
     assert one.prefetch_counts[6] == 4, "cancelled"
     one.protection.show()
     assert {key for key, blocked in enumerate(one.slots.blocked) if blocked} == {3, 11}
+    assert issued(one) == [11]
+
+
+def test_what_was_replaced_by_nothing_is_polled_once_more() -> None:
+    """As every cancelled prefetch is that stands in a queue: polls are counted."""
+    says = Says(s1=NEAR, s2=FAR)
+    one = controller(says, prefetch_order="likeliest", queue="replace")
+    one.gate(gate(0, 3))
+    assert one.poll(0) is not None
+    says.by_site = {2: {}}
+    one.gate(gate(0, 3, tick=1))
+    assert any(one.queues[0])
+    assert one.poll(0) is None
+    assert not any(one.queues[0])
 
 
 # Contracts: C29
@@ -139,3 +153,16 @@ def test_likeliness_adds_up_over_rows() -> None:
 def test_likeliness_of_one_row_stands_by_need() -> None:
     row = RowForecast(1, 5, np.array([[3, 0, -1]]), np.array([[0.5, 0.25, 0.0]]))
     assert (row.needs, likeliness(row)) == ([3, 0], [0.5, 0.25])
+
+
+@pytest.mark.parametrize("queue", ["append", "replace"])
+def test_a_later_wave_asks_for_what_its_gate_has_forecast(queue: str) -> None:
+    says = Says(s0={1: 0.9}, s1={0: 0.5})
+    one = controller(says, prefetch_order="likeliest", queue=queue, replay_unit="access")
+    of_two = gate(0, 3)
+    of_two.needs, of_two.keys, of_two.tokens = [3, 1], [3, 1], [1, 1]
+    assert one.gate(of_two)[0] == [MISS]
+    outcomes, waits = one.need_done(3)
+    assert outcomes == [PROMOTED]
+    assert waits is not None
+    assert issued(one) == [3, 1, 5]

@@ -55,6 +55,23 @@ def test_where_masked_keys_are_spared_a_demand_takes_no_more_than_a_prefetch() -
     assert one.claim(4, must=True) is None
 
 
+def test_what_is_masked_stays_so_while_pins_change_and_no_longer() -> None:
+    """Masks are written anew only where they change."""
+    one = protection()
+    one.mask(0, [1])
+    assert victims(one, must=False) == [0]
+    for key, first in ((0, 2), (2, None)):
+        one.pin(key)
+        assert victims(one, must=False) == (None if first is None else [first])
+    one.begin_gate(0, [0])
+    assert victims(one, must=False) == [1]
+    one.mask(0, [1, 2])
+    assert victims(one, must=False) is None
+    one.forget_masks()
+    one.keep_pins([])
+    assert victims(one, must=False) == [0]
+
+
 def test_a_masked_key_that_is_pinned_counts_as_pinned() -> None:
     one = protection()
     one.begin_gate(1, [0])

@@ -13,17 +13,18 @@ from sim.policies.precisions import Fixed, ScoreThreshold
 from sim.policies.reroutes import ForecastRoutes
 from sim.values.types import Geometry, Route
 
+RANKED: dict[str, Any] = {"prefetch_order": "likeliest", "queue": "replace"}
 PLAIN: dict[str, Any] = {
     "geometry": Geometry(2, 3, 1, ("fp16",), (16.0,), (4,), 12),
     "selector": Fixed("fp16"),
     "placement": Load(),
-    "loader": Loader(),
+    "loader": Loader(**RANKED),
     "route": Route(),
     "predicts_later": False,
 }
 TWO_PRECISIONS = Geometry(2, 3, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 12)
 TWO_LINKS = Route((1, 1), (0, 0))
-ALL = Simple(one_variant=True, needs=True, variants=True, gates=True, moves=True)
+ALL = Simple(one_variant=True, needs=True, variants=True, gates=True, moves=True, queues=True)
 GATES = {"variants", "gates"}
 
 
@@ -39,12 +40,17 @@ def test_a_run_that_uses_nothing_special_is_simple_in_every_respect() -> None:
         ({"selector": ForecastRoutes("fp16")}, {"one_variant", *GATES}),
         ({"placement": AbsentOnCpu()}, {"needs", *GATES}),
         ({"predicts_later": True}, {"needs", *GATES}),
-        ({"loader": Loader(retention="after_batch")}, GATES),
-        ({"loader": Loader(replay_unit="access")}, {"needs", *GATES}),
-        ({"loader": Loader(staging_slots=1)}, {"moves", *GATES}),
-        ({"loader": Loader(dense_slots=1)}, {"needs", "moves", *GATES}),
-        ({"loader": Loader(chunk_bytes=1)}, {"moves"}),
-        ({"route": TWO_LINKS}, {"moves"}),
+        ({"loader": Loader(retention="after_batch", **RANKED)}, GATES),
+        ({"loader": Loader(replay_unit="access", **RANKED)}, {"needs", *GATES}),
+        ({"loader": Loader(staging_slots=1, **RANKED)}, {"moves", *GATES}),
+        ({"loader": Loader(dense_slots=1, **RANKED)}, {"needs", "moves", *GATES}),
+        ({"loader": Loader(chunk_bytes=1, **RANKED)}, {"moves", "queues"}),
+        ({"route": TWO_LINKS}, {"moves", "queues"}),
+        ({"whole": False}, {"queues"}),
+        ({"loader": Loader(prefetch_order="likeliest")}, {"queues"}),
+        ({"loader": Loader(queue="replace")}, {"queues"}),
+        ({"loader": Loader(demand_first=False, **RANKED)}, {"queues"}),
+        ({"loader": Loader(prefetch_budget="until_next_gate", **RANKED)}, {"queues"}),
     ],
     ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else "",
 )
@@ -58,9 +64,9 @@ def test_each_feature_takes_away_the_short_ways_that_it_would_make_wrong(
 @pytest.mark.parametrize(
     "loader",
     [
-        Loader(depth="first_missing", queue="replace", prefetch_order="likeliest"),
-        Loader(cancel_stale=False, demand_first=False, in_flight=2, wait="as_ready"),
-        Loader(prefetch_budget="until_next_gate", write_back=True),
+        Loader(depth="first_missing", **RANKED),
+        Loader(cancel_stale=False, in_flight=2, wait="as_ready", **RANKED),
+        Loader(prefetch_budget=3, write_back=True, **RANKED),
     ],
 )
 def test_what_only_orders_prefetches_or_times_leaves_a_run_simple(loader: Loader) -> None:

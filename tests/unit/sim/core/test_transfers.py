@@ -15,7 +15,7 @@ from sim.core.transfers import Transfers
 class Link:
     """Two pools: keys 0 to 2 are of pool 0, of 4, 2 and 9 bytes; key 3 is of pool 1, of 4 bytes."""
 
-    _is_full_for = Transfers._is_full_for
+    _is_full_for, _and_full_for = Transfers._is_full_for, Transfers._and_full_for
     issue = Transfers._issue_simply
 
     def __init__(self, demands: list[int], prefetches: list[int], has_room: list[int]) -> None:
@@ -46,6 +46,8 @@ class Link:
         ([], [0, 2, 3], [3], [0, 3], [0, 2], 3),
         ([], [0, 1, 3], [1], [0, 1], [0], 1),
         ([], [0, 0, 2], [], [0], [0, 0, 2], None),
+        # Both pools are full, and each is asked once.
+        ([], [0, 3, 0, 3], [], [0, 3], [0, 3, 0, 3], None),
         # What is needed waits for its slot, and nothing passes it.
         ([2], [3], [3], [2], [], None),
         ([2], [3], [2, 3], [2], [], 2),
