@@ -109,10 +109,10 @@ class Lookups(Prefetches):
         keys = [key for key in admitted if key != SKIP]
         asked = [p for p in wanted if p >= 0]
         state, staged = self.state, self.staging.holds
-        if self._ranked.is_left:
+        if self._waits_unmade:
             # A later wave of a gate may ask for what the gate itself has forecast.
-            for key in keys:
-                if state[key] == ABSENT and self._ranked.holds(key):
+            for key in self._ranked.unmade_of(gate.site):
+                if key in keys:
                     self._made(key)
         outcomes = [FOUND[state[key]] for key in keys]
         waits = None

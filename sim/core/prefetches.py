@@ -396,7 +396,10 @@ class Prefetches(Transfers):
 
     def _drop_ranked(self, full: Mapping[int, int]) -> None:
         """Give up the next keys that find no slot, before they are made."""
-        dropped = self._ranked.take_while(lambda key: self._is_full_for(key, full))
+        pool_of, slot_bytes = self.slots.pool_of, self.slots.slot_bytes
+        dropped = self._ranked.take_while(
+            lambda key: pool_of[key] in full and slot_bytes[key] >= full[pool_of[key]]
+        )
         self.given_up += len(dropped)
         self._never_issued[DROPPED_NO_SLOT] += len(dropped)
         self._note_events(DROP_NO_SLOT, dropped)

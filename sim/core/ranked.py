@@ -28,25 +28,18 @@ class Ranked:
     ``place``: how many of them have left. ``made``: the transfers of those that were made.
     """
 
-    __slots__ = ("_place_of", "_sites", "call", "keys", "made", "place")
+    __slots__ = ("_sites", "call", "keys", "made", "place")
 
     def __init__(
         self, keys: Sequence[int] = (), sites: NDArray[np.int64] = NONE, call: int = 0
     ) -> None:
         self.keys, self._sites, self.call, self.place = keys, sites, call, 0
         self.made: dict[int, Transfer] = {}
-        self._place_of: dict[int, int] = {}  # made when asked
 
     @property
     def is_left(self) -> bool:
         """Whether any key is left, if only one that has been cancelled."""
         return self.place < len(self.keys)
-
-    def holds(self, key: int) -> bool:
-        """Whether a key waits unmade."""
-        if not self._place_of:
-            self._place_of = {key: place for place, key in enumerate(self.keys)}
-        return self._place_of.get(key, -1) >= self.place and key not in self.made
 
     def unmade_of(self, site: int) -> list[int]:
         """The keys of a site that wait unmade, in order."""
@@ -77,11 +70,14 @@ class Ranked:
 
     def take_while(self, is_taken: Callable[[int], bool]) -> list[int]:
         """The next keys, as long as they are unmade and the question is answered with yes: they leave."""
-        taken = list[int]()
-        while self.skip_cancelled():
-            key = self.keys[self.place]
-            if key in self.made or not is_taken(key):
-                break
-            taken.append(key)
-            self.place += 1
+        taken, keys, made = list[int](), self.keys, self.made
+        for place in range(self.place, len(keys)):
+            key = keys[place]
+            transfer = made.get(key)
+            if transfer is None and is_taken(key):
+                taken.append(key)
+            elif transfer is None or not transfer.cancelled:
+                self.place = place
+                return taken
+        self.place = len(keys)
         return taken

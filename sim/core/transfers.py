@@ -412,8 +412,8 @@ class Transfers(Claims):
 
     def _is_full_for(self, key: int, full: Mapping[int, int]) -> bool:
         """Whether a prefetch needs as much of its pool as one that has just found no slot there."""
-        least = full.get(self.slots.pool_of[key])
-        return least is not None and self.slots.slot_bytes[key] >= least
+        pool = self.slots.pool_of[key]
+        return pool in full and self.slots.slot_bytes[key] >= full[pool]
 
     def _and_full_for(self, key: int, full: Mapping[int, int]) -> Mapping[int, int]:
         return {**full, self.slots.pool_of[key]: self.slots.slot_bytes[key]}
