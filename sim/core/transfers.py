@@ -356,7 +356,7 @@ class Transfers(Claims):
             if is_full or not self._claim(transfer, link):
                 if transfer.is_needed:
                     return self._issue_claimed(link)
-                if not is_full:
+                if not is_full and self._asks_pool(transfer, link):
                     full = self._and_full_for(transfer.key, full)
                 queue.popleft()
                 self.given_up += 1

@@ -388,8 +388,8 @@ DEFECTS = {
     # what policies are made to do
     "the least likely first": Defect(
         "sim.core.prefetches",
-        "absent.sort(key=_FIRST, reverse=True)",
-        "absent.sort(key=_FIRST)",
+        "np.argsort(-np.array(likely",
+        "np.argsort(np.array(likely",
         "core.test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites",
     ),
     "old masks stay beside new ones": Defect(
