@@ -198,7 +198,7 @@ def requests_of(run: Run, block_tokens: int) -> list[dict[str, Any]]:
         {
             "timestamp": _ms(workload.arrivals_ns[one.sequence]),
             "input_length": one.prompt_tokens,
-            "output_length": one.decode_tokens,
+            "output_length": one.decode_tokens + 1,  # the first token is the prompt's
             "hash_ids": blocks,
         }
         for one, blocks in zip(ordered, ids, strict=False)

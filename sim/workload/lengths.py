@@ -117,7 +117,7 @@ class Lengths:
             tokens = one.prompt_tokens + one.decode_tokens
             if prompt + decode > tokens:
                 raise ValueError(
-                    f"workload.requests asks for input_length={prompt} and output_length={decode},"
+                    f"workload.requests asks for input_length={prompt} and output_length={decode + 1},"
                     f" but sequence {one.sequence} of trace {trace.header.name} has {tokens} tokens;"
                     " take a trace of longer sequences, or shorten the request"
                 )

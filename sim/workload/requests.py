@@ -22,8 +22,9 @@ FORMAT = (
 
 @dataclass(frozen=True)
 class Told:
-    """One request: its lengths, and the ids of its prompt's whole blocks. ``arrival_ns`` None: it
-    is there when its first step can begin.
+    """One request: the tokens that are read and those that are decoded (one less than its output
+    has), and the ids of its prompt's whole blocks. ``arrival_ns`` None: it is there when its first
+    step can begin.
     """
 
     prompt_tokens: int
@@ -67,9 +68,9 @@ def objects_of(given: str | Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def _told(place: str, fields: object, block_tokens: int) -> Told:
     if not isinstance(fields, dict) or not set(FIELDS[1:]) <= set(fields):
         raise ValueError(f"{place}: {str(fields)[:60]} is no request; {FORMAT}")
-    prompt, decode, ids = (fields[name] for name in FIELDS[1:])
+    prompt, output, ids = (fields[name] for name in FIELDS[1:])
     require_number(f"{place}: input_length", prompt, minimum=1, whole=True)
-    require_number(f"{place}: output_length", decode, whole=True)
+    require_number(f"{place}: output_length", output, minimum=1, whole=True)
     if not isinstance(ids, list) or not all(type(one) is int for one in ids):
         raise ValueError(f"{place}: hash_ids={str(ids)[:60]} must be a list of whole numbers")
     if len(ids) != -(-prompt // block_tokens):
@@ -78,7 +79,8 @@ def _told(place: str, fields: object, block_tokens: int) -> Told:
             f" {-(-prompt // block_tokens)} blocks of workload.block_tokens={block_tokens}; set"
             " workload.block_tokens to the size of the file's blocks"
         )
-    return Told(prompt, decode, tuple(ids[: prompt // block_tokens]), _arrival_ns(place, fields))
+    # The prompt's last row gives the first token of the output.
+    return Told(prompt, output - 1, tuple(ids[: prompt // block_tokens]), _arrival_ns(place, fields))
 
 
 def _arrival_ns(place: str, fields: dict[str, Any]) -> int | None:

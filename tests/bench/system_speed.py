@@ -65,6 +65,8 @@ def words_of(name: str, folder: Path, fits: Path) -> list[str]:
     config, _ = configure(*words)
     if config.predictor.get("artefact", "") is not None:
         return words
+    if config.predictor.get("collection") == "empty":  # it forecasts without one
+        return words
     chosen = OmegaConf.load(ROOT / "conf/system" / f"{name}.yaml").defaults
     (option,) = (one["override /predictor"] for one in chosen if "override /predictor" in one)
     command, place = FITTED_BY.get(option, sim.fit), fits / option

@@ -235,9 +235,9 @@ def test_requests_come_by_arrival_in_ms_with_the_blocks_of_their_prompts() -> No
     )
     found = requests_of(run, 2)
     assert found == [
-        {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0, 4]},
-        {"timestamp": 1.5, "input_length": 4, "output_length": 0, "hash_ids": [0, 3]},
-        {"timestamp": 2, "input_length": 5, "output_length": 2, "hash_ids": [0, 1, 2]},
+        {"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": [0, 4]},
+        {"timestamp": 1.5, "input_length": 4, "output_length": 1, "hash_ids": [0, 3]},
+        {"timestamp": 2, "input_length": 5, "output_length": 3, "hash_ids": [0, 1, 2]},
     ]
     assert [type(row["timestamp"]) for row in found] == [int, float, int]
 
@@ -252,6 +252,6 @@ def test_given_requests_keep_their_blocks_though_only_the_first_ones_run() -> No
     workload = SimpleNamespace(sequences=sequences, arrivals_ns={0: 0, 1: 0})
     run: Any = SimpleNamespace(config={"workload": {"requests": given}}, workload=workload)
     assert requests_of(run, 2) == [
-        {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": [7, 8]},
-        {"timestamp": 0, "input_length": 2, "output_length": 1, "hash_ids": [9]},
+        {"timestamp": 0, "input_length": 3, "output_length": 5, "hash_ids": [7, 8]},
+        {"timestamp": 0, "input_length": 2, "output_length": 2, "hash_ids": [9]},
     ]

@@ -15,7 +15,7 @@ from sim.workload.requests import Told
 from sim.workload.speculation import Speculation
 
 GIB = 2**30
-REQUEST = {"input_length": 5, "output_length": 2, "hash_ids": [7, 8]}
+REQUEST = {"input_length": 5, "output_length": 3, "hash_ids": [7, 8]}
 """Of blocks of four tokens: the second is not whole."""
 
 

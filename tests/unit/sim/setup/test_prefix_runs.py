@@ -146,7 +146,7 @@ def test_a_sequence_that_is_too_short_for_its_request_is_named(
 
 # Contracts: C179
 def test_screening_and_runs_on_a_device_refuse_what_comes_over_links() -> None:
-    closed = "workload.requests=[{input_length: 16, output_length: 8, hash_ids: [1, 2]}]"
+    closed = "workload.requests=[{input_length: 16, output_length: 9, hash_ids: [1, 2]}]"
     words = ("system=lru", "workload.block_tokens=8", "workload.kv_ram_gib=1", closed)
     with pytest.raises(ScreenError, match="keys and values move beside experts"):
         screen(read_words(words))

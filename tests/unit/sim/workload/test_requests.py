@@ -13,7 +13,7 @@ from sim.workload.requests import Told, read_requests
 
 
 def line(**changed: Any) -> dict[str, Any]:
-    fields = {"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1, 2, 3]}
+    fields = {"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": [1, 2, 3]}
     return {name: value for name, value in (fields | changed).items() if value is not None}
 
 
@@ -45,7 +45,7 @@ def test_without_timestamps_there_are_no_arrivals(tmp_path: Path) -> None:
         ([[1, 2]], "is no request"),
         ([line(hash_ids=None)], "is no request"),
         ([line(input_length=0)], "input_length=0 must be a whole number >= 1"),
-        ([line(output_length=-1)], "output_length=-1"),
+        ([line(output_length=0)], "output_length=0 must be a whole number >= 1"),
         ([line(hash_ids=[1, "2", 3])], "must be a list of whole numbers"),
         ([line(hash_ids=[1, 2])], "2 hash_ids for input_length=5, which has 3 blocks"),
         ([line(timestamp=-1)], "timestamp=-1"),

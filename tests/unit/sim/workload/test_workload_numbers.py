@@ -21,7 +21,7 @@ FORMAT = (
     'one line a request: {"timestamp": MS, "input_length": N, "output_length": N, "hash_ids":'
     " [ID, ...]}; timestamp may be missing from all lines"
 )
-LINE: dict[str, Any] = {"input_length": 5, "output_length": 0, "hash_ids": [7, 8]}
+LINE: dict[str, Any] = {"input_length": 5, "output_length": 1, "hash_ids": [7, 8]}
 Call = Callable[..., object]
 
 
@@ -158,8 +158,8 @@ REFUSED: list[tuple[Call, tuple[Any, ...], str]] = [
     ),
     (
         read,
-        (LINE | {"output_length": -1},),
-        "workload.requests[0]: output_length=-1 must be a whole number >= 0",
+        (LINE | {"output_length": 0},),
+        "workload.requests[0]: output_length=0 must be a whole number >= 1",
     ),
     (
         read,
@@ -203,8 +203,8 @@ def test_requests_are_read_from_lines_of_which_some_may_be_empty(tmp_path: Path)
     path = tmp_path / "log.jsonl"
     line = '{"timestamp": 1.5, "input_length": 8, "output_length": 2, "hash_ids": [1, 2]}'
     path.write_text(f"{line}\n\n  \n{line.replace('1.5', '0')}\n", encoding="utf-8")
-    one = Told(8, 2, (1, 2), 1_500_000)
-    assert read_requests(str(path), 4) == (one, Told(8, 2, (1, 2), 0))
+    one = Told(8, 1, (1, 2), 1_500_000)
+    assert read_requests(str(path), 4) == (one, Told(8, 1, (1, 2), 0))
     path.write_text(f"{line}\n\n{'x' * 70}\n", encoding="utf-8")
     with pytest.raises(
         ValueError, match=f"^{re.escape(str(path))}, line 3: '{'x' * 60}' is no JSON; "
