@@ -80,7 +80,9 @@ def _told(place: str, fields: object, block_tokens: int) -> Told:
             " workload.block_tokens to the size of the file's blocks"
         )
     # The prompt's last row gives the first token of the output.
-    return Told(prompt, output - 1, tuple(ids[: prompt // block_tokens]), _arrival_ns(place, fields))
+    return Told(
+        prompt, output - 1, tuple(ids[: prompt // block_tokens]), _arrival_ns(place, fields)
+    )
 
 
 def _arrival_ns(place: str, fields: dict[str, Any]) -> int | None:
