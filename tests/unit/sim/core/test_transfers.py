@@ -69,3 +69,46 @@ def test_a_prefetch_is_given_up_unasked_only_where_its_pool_was_full_for_no_more
     assert sum(map(len, link.queues[0])) == len(demands + prefetches) - len(dropped) - (
         issued is not None
     )
+
+
+class Line(Link):
+    """The long way. Keys 3 and 4 are of one pool, but 3 lands in staging."""
+
+    issue = Transfers._issue  # type: ignore[assignment]
+
+    def __init__(self, queue: list[tuple[int, bool]], has_room: list[int]) -> None:
+        super().__init__([], [], has_room)
+        one = deque(Transfer(key, prefetch, 1, 0) for key, prefetch in queue)
+        self.queues = [(one, one)]  # type: ignore[assignment]
+        self.slots = SimpleNamespace(pool_of=[0, 0, 0, 1, 1], slot_bytes=[4, 2, 9, 4, 4])
+        self.has_room = has_room
+
+    def _claim(self, transfer: Transfer, link: int) -> bool:
+        self.asked.append(transfer.key)
+        return transfer.is_needed or transfer.key in self.has_room
+
+    def _asks_pool(self, transfer: Transfer, link: int) -> bool:
+        return transfer.key != 3
+
+    def _start(self, transfer: Transfer, link: int) -> Transfer:
+        return transfer
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("queue", "has_room", "asked", "issued"),
+    [
+        ([(0, True), (2, True), (4, True)], [4], [0, 4], 4),
+        # Staging was full: that says nothing of the pool, and a full pool nothing of staging.
+        ([(3, True), (4, True)], [4], [3, 4], 4),
+        ([(4, True), (3, True)], [3], [4, 3], 3),
+        # A demand takes what no prefetch may take.
+        ([(0, True), (0, False)], [], [0, 0], 0),
+    ],
+)
+def test_the_long_way_asks_a_pool_that_was_full_for_demands_alone(
+    queue: list[tuple[int, bool]], has_room: list[int], asked: list[int], issued: int
+) -> None:
+    line: Any = Line(queue, has_room)
+    assert line.issue(0).key == issued
+    assert line.asked == asked
