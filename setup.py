@@ -22,6 +22,7 @@ COMPILED: dict[str, tuple[str, ...]] = {
     "sim/core/lookups.py": (),
     "sim/core/prefetches.py": (),
     "sim/core/protection.py": (),
+    "sim/core/queues.py": (),
     "sim/core/slots.py": ("Slots",),
     "sim/core/transfer.py": (),
     "sim/core/transfers.py": (),

@@ -1,8 +1,8 @@
 """Claims: the tiers of a run, and how a transfer gets a slot in one of them. Nothing moves here.
 
 A transfer claims a slot in its key's pool, in staging, or in the managed RAM tier. What a claim in
-a pool may evict is decided in ``sim.core.protection``. ``sim.core.transfers`` stands on top of this
-module: it decides when a transfer claims.
+a pool may evict is decided in ``sim.core.protection``, and when a transfer claims in
+``sim.core.transfers``.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ Theory of operation. A driver reports what happened, in order, by the calls of
 contracts C11 to C14. The controller answers what to do. It has no clock, no tensor and no I/O, and
 the same calls in the same order always get the same answers.
 
-The controller is one object in five classes, each derived from the one before:
+The controller is one object in six classes, each derived from the one before:
 
 1. ``sim.core.claims``: who gets a slot. It asks ``sim.core.protection`` what may be evicted.
-2. ``sim.core.transfers``: how variants move.
-3. ``sim.core.prefetches``: what is forecast.
-4. ``sim.core.lookups``: what is done about a hit, a miss and what is on its way.
-5. Here: the gate. It pins its needs, looks each up, and then asks for forecasts.
+2. ``sim.core.queues``: what waits to be moved, and what is given up.
+3. ``sim.core.transfers``: how variants move.
+4. ``sim.core.prefetches``: what is forecast.
+5. ``sim.core.lookups``: what is done about a hit, a miss and what is on its way.
+6. Here: the gate. It pins its needs, looks each up, and then asks for forecasts.
 
 Everything is int arithmetic on Python lists. A simple gate (``sim.core.simple``) whose needs are
 all resident costs a handful of list operations.

@@ -8,26 +8,19 @@ that it has overtaken. Where a predictor has a latency, its forecasts are kept u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.core.loader import Loader
-from sim.core.ranked import REST, Ranked
+from sim.core.queues import CANCELLED, QUEUE_PREFETCH
+from sim.core.ranked import Ranked
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, UNUSED
 from sim.core.transfer import Transfer
-from sim.core.transfers import (
-    CANCEL,
-    CANCELLED,
-    DROP_NO_SLOT,
-    DROPPED_NO_SLOT,
-    Transfers,
-)
+from sim.core.transfers import Transfers
 from sim.policies.base import (
     CachePolicy,
     Choice,
@@ -39,12 +32,7 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.row_forecast import likeliness
-from sim.values.types import SKIP, Event, Geometry, Route
-
-QUEUE_PREFETCH: Final = int(Event.QUEUE_PREFETCH)
-GONE = Transfer(-1, True, 0, 0)
-"""What stands in a queue for all the prefetches in it that were cancelled together."""
-GONE.cancelled = True
+from sim.values.types import SKIP, Geometry, Route
 
 
 @dataclass(frozen=True)
@@ -74,8 +62,6 @@ class Prefetches(Transfers):
         "_cancels_all",
         "_forecasting",
         "_gate",
-        "_prefetches_of",
-        "_ranked",
         "predictor",
     )
 
@@ -95,7 +81,6 @@ class Prefetches(Transfers):
     ) -> None:
         super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes, simple)
         self.predictor, self.selector, self.predicts_later = predictor, selector, predicts_later
-        self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
         # What every forecast reads. Unpacking one tuple is faster than finding seven attributes.
@@ -109,8 +94,6 @@ class Prefetches(Transfers):
             loader.depth == "first_missing",
         )
         self._ranks = loader.prefetch_order == "likeliest"
-        self._waits_unmade = simple.queues
-        self._ranked = Ranked()
         self._gate: Gate | None = None
         self._predictions: dict[int, tuple[int, list[Kept]]] = {}
         self._gate_call_of = [0] * geometry.sites
@@ -193,16 +176,6 @@ class Prefetches(Transfers):
                 if transfer.partial and transfer.key not in serving:
                     transfer.overtaken = True
         self._drop_cancelled()
-
-    def _drop_cancelled(self) -> None:
-        """Take cancelled transfers off the heads of the queues. Mostly the oldest are cancelled,
-        and a queue that is never polled would keep them all.
-        """
-        for queue in self._prefetches:
-            while queue and queue[0].cancelled:
-                if queue[0] is REST and self._ranked.skip_cancelled():
-                    break
-                queue.popleft()
 
     # ---- what is forecast
 
@@ -318,23 +291,6 @@ class Prefetches(Transfers):
             self._cancel(self._waiting_prefetches(), ())
         self.protection.forget_masks()
 
-    def _empty_queue(self) -> None:
-        """``_cancel`` in one piece, for prefetches that wait unmade. Nothing else waits here."""
-        queue, ranked = self._prefetches[0], self._ranked
-        if not queue:
-            return
-        waiting = ranked.left()
-        for transfer in ranked.made.values():
-            if transfer.waits and not transfer.cancelled:
-                transfer.cancelled = True
-                self.state[transfer.key] = ABSENT
-        self._never_issued[CANCELLED] += len(waiting)
-        self._note_events(CANCEL, waiting)
-        self._ranked = Ranked()
-        queue.clear()
-        # A queue of cancelled prefetches is polled once more.
-        queue.append(GONE)
-
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant
         wanted = (
@@ -361,54 +317,6 @@ class Prefetches(Transfers):
         self._prefetches[0].append(transfer)
         self._prefetches_of[site].append(transfer)
         self.events += (calls, QUEUE_PREFETCH, key, -1)
-
-    def _queue_ranked(self, keys: Sequence[int], sites: NDArray[np.int64]) -> None:
-        """``_queue_prefetch`` for many keys, with the site of each; they wait unmade."""
-        if not keys:
-            return
-        self._ranked = Ranked(keys, sites, self.calls)
-        self._prefetches[0].append(REST)
-        for site in np.flatnonzero(np.bincount(sites)).tolist():
-            of_site = self._prefetches_of[site]
-            if not of_site or of_site[-1] is not REST:
-                of_site.append(REST)
-        self._note_events(QUEUE_PREFETCH, keys)
-
-    def _made(self, key: int) -> Transfer:
-        """Make a key that waits in the ranked queue a transfer, at its turn or before."""
-        ranked, geometry = self._ranked, self.geometry
-        transfer = ranked.made[key] = self._transfer_of[key] = Transfer(
-            key, True, self._key_bytes[key], ranked.call
-        )
-        self.state[key] = QUEUED
-        self._prefetches_of[key // geometry.units % geometry.sites].append(transfer)
-        return transfer
-
-    def _next_ranked(self, full: Mapping[int, int]) -> None:
-        ranked, queue = self._ranked, self._prefetches[0]
-        if full:
-            self._drop_ranked(full)
-        key = ranked.take()
-        if ranked.is_left:
-            queue.appendleft(REST)
-        if key >= 0:
-            queue.appendleft(ranked.made.get(key) or self._made(key))
-
-    def _drop_ranked(self, full: Mapping[int, int]) -> None:
-        """Give up the next keys that find no slot, before they are made."""
-        pool_of, slot_bytes = self.slots.pool_of, self.slots.slot_bytes
-        dropped = self._ranked.take_while(
-            lambda key: pool_of[key] in full and slot_bytes[key] >= full[pool_of[key]]
-        )
-        self.given_up += len(dropped)
-        self._never_issued[DROPPED_NO_SLOT] += len(dropped)
-        self._note_events(DROP_NO_SLOT, dropped)
-
-    def _note_events(self, kind: int, keys: Sequence[int]) -> None:
-        """Write a row for each key that names nothing else."""
-        rows = [self.calls, kind, -1, -1] * len(keys)
-        rows[2::4] = keys
-        self.events += rows
 
     def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> None:
         moved_bytes = self._key_bytes[key]

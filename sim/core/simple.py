@@ -49,7 +49,7 @@ not.) So the policies hear the same calls in the same order.
 In what remains nothing that has started waits, so that no waiting transfer is urgent or holds a
 claim. A transfer that ends has arrived in its pool. Only the one link can have anything to issue.
 
-``queues``: each gate queues all that it forecasts anew, in one order, and all who wait are those of the last
+``ranked``: each gate queues all that it forecasts anew, in one order, and all who wait are those of the last
 gate. They wait as keys (`sim.core.ranked`).
 
 - ``prefetch_order: nearest``, ``queue: append``, prefetches among demands: the queue has no such end.
@@ -80,7 +80,7 @@ class Simple(NamedTuple):
     variants: bool
     gates: bool
     moves: bool
-    queues: bool
+    ranked: bool
 
 
 def how_simple(
@@ -109,7 +109,7 @@ def how_simple(
     variants = needs and strict and not (stages or selector.reroutes)
     once = route.links == 1 and loader.chunk_bytes is None
     moves = once and not (stages or streams or brings)
-    queues = (
+    ranked = (
         once
         and whole
         and loader.prefetch_order == "likeliest"
@@ -117,4 +117,4 @@ def how_simple(
         and loader.demand_first
         and loader.prefetch_budget != "until_next_gate"
     )
-    return Simple(one_variant, needs, variants, variants and one_variant, moves, queues)
+    return Simple(one_variant, needs, variants, variants and one_variant, moves, ranked)

@@ -154,7 +154,7 @@ def test_what_waits_as_keys_is_told_and_done_as_if_each_were_a_transfer(
     seen: Counter[Any] = Counter()
     for seed in range(8):
         short = Run(seed, scope, switches)
-        assert short.one.simple.queues
+        assert short.one.simple.ranked
         with monkeypatch.context() as patch:
             patch.setattr(controllers, "how_simple", lambda *_, **__: FULL)
             full = Run(seed, scope, switches)

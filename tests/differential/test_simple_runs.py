@@ -101,7 +101,7 @@ def test_a_run_that_takes_every_short_way_it_may_is_the_run_that_takes_none(
         seen["waves"] += simple.gates and bool(short.controller.wave_calls)
         prefetches = bool(sum(short.controller.prefetch_counts))
         seen["prefetches"] += simple.moves and prefetches
-        seen["ranked"] += simple.queues and prefetches
+        seen["ranked prefetches"] += simple.ranked and prefetches
         with monkeypatch.context() as patch:
             patch.setattr(controller, "how_simple", lambda *_, **__: FULL)
             full = Ran(scenario)
@@ -111,5 +111,5 @@ def test_a_run_that_takes_every_short_way_it_may_is_the_run_that_takes_none(
         for column in fields(Record):
             mine, other = (getattr(run.record, column.name) for run in (short, full))
             assert mine == other, (name, column.name)
-    told = ("all but one", "several variants", "waves", "prefetches", "ranked")
+    told = ("all but one", "several variants", "waves", "prefetches", "ranked prefetches")
     assert min(seen[part] for part in (*Simple._fields, *told)) >= 15, seen

@@ -24,7 +24,7 @@ PLAIN: dict[str, Any] = {
 }
 TWO_PRECISIONS = Geometry(2, 3, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 12)
 TWO_LINKS = Route((1, 1), (0, 0))
-ALL = Simple(one_variant=True, needs=True, variants=True, gates=True, moves=True, queues=True)
+ALL = Simple(one_variant=True, needs=True, variants=True, gates=True, moves=True, ranked=True)
 GATES = {"variants", "gates"}
 
 
@@ -44,13 +44,13 @@ def test_a_run_that_uses_nothing_special_is_simple_in_every_respect() -> None:
         ({"loader": Loader(replay_unit="access", **RANKED)}, {"needs", *GATES}),
         ({"loader": Loader(staging_slots=1, **RANKED)}, {"moves", *GATES}),
         ({"loader": Loader(dense_slots=1, **RANKED)}, {"needs", "moves", *GATES}),
-        ({"loader": Loader(chunk_bytes=1, **RANKED)}, {"moves", "queues"}),
-        ({"route": TWO_LINKS}, {"moves", "queues"}),
-        ({"whole": False}, {"queues"}),
-        ({"loader": Loader(prefetch_order="likeliest")}, {"queues"}),
-        ({"loader": Loader(queue="replace")}, {"queues"}),
-        ({"loader": Loader(demand_first=False, **RANKED)}, {"queues"}),
-        ({"loader": Loader(prefetch_budget="until_next_gate", **RANKED)}, {"queues"}),
+        ({"loader": Loader(chunk_bytes=1, **RANKED)}, {"moves", "ranked"}),
+        ({"route": TWO_LINKS}, {"moves", "ranked"}),
+        ({"whole": False}, {"ranked"}),
+        ({"loader": Loader(prefetch_order="likeliest")}, {"ranked"}),
+        ({"loader": Loader(queue="replace")}, {"ranked"}),
+        ({"loader": Loader(demand_first=False, **RANKED)}, {"ranked"}),
+        ({"loader": Loader(prefetch_budget="until_next_gate", **RANKED)}, {"ranked"}),
     ],
     ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else "",
 )
