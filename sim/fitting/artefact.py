@@ -108,8 +108,6 @@ def _packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 def read_artefact(place: Path) -> Artefact:
     """Read and check the fit whose .json file is ``place``. Raise `ArtefactError`."""
-    if place.suffix != ".json":
-        raise ArtefactError(f"predictor.artefact={place} must be the .json file of a fit")
     try:
         text = _content(place, LARGEST_JSON_BYTES)
         arrays = _content(place.with_suffix(".npz"), LARGEST_ARRAYS_BYTES)

@@ -95,14 +95,18 @@ def find_artefact(
     with the project for this trace; None where there is none and the policy does without. Raise
     `ArtefactError`.
     """
-    header = workload.trace.header
+    header, named = workload.trace.header, fit.artefact
+    if named is not None and (not isinstance(named, str) or Path(named).suffix != ".json"):
+        raise ArtefactError(
+            f"{section}.artefact={named!r} must be the .json file of a fit, or null"
+        )
     how = (
         f"fit one with moelab {fit.command.replace('TRACE', str(directory))}, where runs of the"
         f" trace find it, or give {section}.artefact=DIR/{fit.name}.json"
     )
     beside = directory / FITS / f"{fit.name}.json"
-    place = Path(fit.artefact) if fit.artefact is not None else beside
-    if fit.artefact is None and not beside.is_file():
+    place = beside if named is None else Path(named)
+    if named is None and not beside.is_file():
         shipped = _shipped(header.name, fit.name)
         if shipped is None and fit.optional:
             return None

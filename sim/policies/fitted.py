@@ -50,10 +50,6 @@ class FittedPredictor(Predictor):
 
     def __init__(self, experts: str | int = "top_k", artefact: str | None = None) -> None:
         check_count(experts)
-        if artefact is not None and (not isinstance(artefact, str) or not artefact):
-            raise ValueError(
-                f"predictor.artefact={artefact!r} must be the .json file of a fit, or null"
-            )
         self.experts, self.artefact = experts, artefact
         self.shape: Shape | None = None
 

@@ -182,10 +182,6 @@ class ReusedChannels(ActiveShare):
         super().__init__(sparsity)
         if missed not in MISSED:
             raise ValueError(f"unknown payload.missed={missed}; known: {', '.join(MISSED)}")
-        if artefact is not None and (not isinstance(artefact, str) or not artefact):
-            raise ValueError(
-                f"payload.artefact={artefact!r} must be the .json file of a fit, or null"
-            )
         self.missed, self.artefact = missed, artefact
         self._place: dict[tuple[int, int], int] = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sim.traces.header import NORMS
 from sim.values.units import gib, require_number
 from sim.workload.batching import given_arrivals
 from sim.workload.kv_room import ALLOCATIONS, ONCE
@@ -86,6 +87,12 @@ class WorkloadChoice:
                 f"unknown workload.kv_allocation={self.kv_allocation}; allowed:"
                 f" {', '.join(ALLOCATIONS)}"
             )
+        # A word that this run has no use for may be misspelt as well.
+        if self.lookahead_norm not in NORMS:
+            raise ValueError(
+                f"unknown workload.lookahead_norm={self.lookahead_norm}; allowed: {', '.join(NORMS)}"
+            )
+        require_number("workload.arrival_seed", self.arrival_seed, whole=True)
         # Files are read here, so that their errors come before the trace is read.
         _ = self.speculation
         require_number("workload.block_tokens", self.block_tokens, minimum=1, whole=True)

@@ -315,6 +315,10 @@ def test_a_policy_may_do_without_a_fit_that_does_not_ship(
         find_artefact(replace(fit, optional=False), "payload", workload, tmp_path)
     with pytest.raises(ArtefactError, match=r"nowhere\.json cannot be read"):
         find_artefact(replace(fit, artefact="nowhere.json"), "payload", workload, tmp_path)
+    for misfit in ("fit.npz", "", 1, True):
+        named = replace(fit, artefact=misfit)  # type: ignore[arg-type]
+        with pytest.raises(ArtefactError, match=f"^payload.artefact={misfit!r} must be the .json"):
+            find_artefact(named, "payload", workload, tmp_path)
 
 
 def test_a_pickle_is_never_opened(written: Path) -> None:

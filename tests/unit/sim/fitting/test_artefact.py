@@ -132,9 +132,6 @@ def test_numbers_may_lie_on_their_bounds(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_there_or_are_others_are_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "x.npz") == (
-        f"predictor.artefact={tmp_path / 'x.npz'} must be the .json file of a fit"
-    )
     assert refusal(tmp_path / "x.json") == (
         f"{tmp_path / 'x.json'} cannot be read (no file {tmp_path / 'x.json'}); name the .json file"
         " of a fit, or fit again (moelab fit, moelab capture fit)"

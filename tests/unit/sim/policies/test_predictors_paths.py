@@ -241,8 +241,6 @@ def test_questions_before_there_is_an_answer_and_impossible_choices_are_refused(
         NextSiteConditional("max")
     with pytest.raises(ValueError, match=r"predictor\.experts=0 must be"):
         NextSiteConditional(experts=0)
-    with pytest.raises(ValueError, match=r"predictor\.artefact=3 must be"):
-        NextSiteConditional(artefact=3)  # type: ignore[arg-type]
 
 
 def test_arrays_of_another_shape_are_refused_by_name() -> None:

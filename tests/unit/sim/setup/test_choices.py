@@ -37,6 +37,16 @@ def test_what_is_not_given_has_its_usual_value() -> None:
     assert (one.together, one.block_tokens, one.arrival_seed) == (1, 512, 0)
 
 
+@pytest.mark.parametrize(
+    ("word", "value"), [("lookahead_norm", "raww"), ("arrival_seed", 0.5), ("arrival_seed", -1)]
+)
+def test_a_misfit_value_is_refused_where_the_run_has_no_use_for_it_too(
+    word: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=f"workload.{word}={value}"):
+        choice(**{word: value})
+
+
 def test_lengths_drafts_and_arrivals_are_those_that_were_given(tmp_path: Path) -> None:
     one = choice(
         prompt_tokens=5,
