@@ -260,7 +260,7 @@ def _workload(flags: Flags) -> Iterator[str]:
 
 def _quotas(flags: Flags, cache: str) -> list[str]:
     words = [f"{cache}.quotas.n_cpu_moe={flags.n_cpu_moe}"]
-    if flags.patterns or cache != "cache":  # n_cpu_moe.yaml has none, llama_cpp_lru.yaml has some
+    if flags.patterns:
         patterns = ",".join(f"'{pattern}'" for pattern in flags.patterns)
         words.append(f"{cache}.quotas.overrides=[{patterns}]")
     return words

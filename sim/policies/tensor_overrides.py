@@ -15,14 +15,14 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """How ``--n-cpu-moe`` names a layer's experts, after ``blk.N``."""
 HOST = "CPU"
 DEVICE = re.compile(r"Metal|[A-Za-z]+(\d{1,2})")
-FEWEST = "fewest"
+ALL, FEWEST = "all", "fewest"
 
 
 class TensorOverrides:
     """All experts of a layer are on the device, or none (contract C145).
 
     ``n_cpu_moe``: those of the model's first so many layers are not, dense layers counted;
-    ``fewest``: of as few layers as the budget forces. ``overrides`` are patterns
+    ``fewest``: as few as the budget forces; ``all``: every one. ``overrides`` are patterns
     ``REGEX=BUFFER``, as after ``-ot``: a tensor rests in the buffer of the first one that finds its
     name, ``blk.N.ffn_up_exps.weight`` and so on. They stand before ``n_cpu_moe``. Regular
     expressions are Python's.
@@ -34,7 +34,7 @@ class TensorOverrides:
     needs_profile = False
 
     def __init__(self, n_cpu_moe: int | str = FEWEST, overrides: Sequence[str] = ()) -> None:
-        if n_cpu_moe != FEWEST:
+        if n_cpu_moe not in (ALL, FEWEST):
             require_number("cache.quotas.n_cpu_moe", n_cpu_moe, whole=True)
         self.n_cpu_moe = n_cpu_moe
         self.overrides = [_parsed(override) for override in overrides]
@@ -45,10 +45,11 @@ class TensorOverrides:
         layers = [geometry.layer_of(site) for site in range(geometry.sites)]
         self._check_found(layers)
         self._check_devices(layers, geometry)
-        if isinstance(self.n_cpu_moe, int):
-            tried: Sequence[int] = (self.n_cpu_moe,)
+        every = layers[-1] + 1
+        if self.n_cpu_moe == FEWEST:
+            tried: Sequence[int] = range(every + 1)
         else:
-            tried = range(layers[-1] + 2)
+            tried = (every if self.n_cpu_moe == ALL else int(self.n_cpu_moe),)
         for first in tried:
             quotas = [0 if self._on_host(layer, first) else each for layer in layers]
             if sum(quotas) <= slots:

@@ -235,7 +235,6 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
             [
                 "system=llama_cpp_cache",
                 "cache.cache.quotas.n_cpu_moe=0",
-                "cache.cache.quotas.overrides=[]",
                 "budget.slots_gib=2.0",
                 "workload=continuous_4",
                 "workload.together=2",

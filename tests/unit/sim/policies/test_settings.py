@@ -25,7 +25,7 @@ from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.learned import LearnedPerSite
 from sim.policies.lookahead import ConfidentLookahead, GateLookahead
 from sim.policies.matching import ActivationMatching
-from sim.policies.payloads import ActiveShare, ReusedChannels
+from sim.policies.payloads import ActiveShare
 from sim.policies.placements import AbsentOnCpu, CpuByCost, CpuForSmallBatches
 from sim.policies.precisions import LowForFew, PerExpert, SkipLight
 from sim.policies.queues import S3FIFO, WTinyLFU
@@ -44,7 +44,6 @@ COUNTS = ((1, 2), (0, *NO_COUNT))
 FROM_ZERO = ((0, 1, 99), (-1, *NO_COUNT))
 AMOUNTS = ((0, 0.5, 1e9), (-0.001, inf, nan, *NO_NUMBER))
 POSITIVE = ((0.001, 1e9), (0, -1, inf, nan, *NO_NUMBER))
-FILES = ((None, "a.json"), ("", 1, True))
 FLAGS = ((True, False), (0, 1, "true", None))
 NAMED = ((1, 99, "top_k", "all"), (0, -1, True, 1.5, "most", None))
 MAYBE_COUNT = ((1, 2, None), (0, True, 1.5, "1"))
@@ -92,7 +91,11 @@ SETTINGS: list[tuple[Callable[..., Any], str, Edges]] = [
         "cache.quotas.single_share",
         ((0, 0.5, 1), (*SHARES[1], [], [-1, 0.5])),
     ),
-    (TensorOverrides, "cache.quotas.n_cpu_moe", ((0, 1, "fewest"), (-1, True, 1.5, "most", None))),
+    (
+        TensorOverrides,
+        "cache.quotas.n_cpu_moe",
+        ((0, 1, "all", "fewest"), (-1, True, 1.5, "most", None)),
+    ),
     (ConfidentLookahead, "predictor.percentile", ((0, 99.9), (-1, 100, nan, *NO_NUMBER))),
     (ConfidentLookahead, "predictor.experts", NAMED),
     (GateLookahead, "predictor.sites", COUNTS),
@@ -109,7 +112,6 @@ SETTINGS: list[tuple[Callable[..., Any], str, Edges]] = [
     (LearnedPerSite, "predictor.stride", COUNTS),
     (LearnedPerSite, "predictor.history", FROM_ZERO),
     (LearnedPerSite, "predictor.score_sites", COUNTS),
-    (LearnedPerSite, "predictor.artefact", FILES),
     (ActivationMatching, "predictor.best", MAYBE_COUNT),
     (ActivationMatching, "predictor.own_site", FLAGS),
     (Foreseen, "predictor.sites", MAYBE_COUNT),
@@ -117,7 +119,6 @@ SETTINGS: list[tuple[Callable[..., Any], str, Edges]] = [
     (stated, "predictor.seed", FROM_ZERO),
     (TokenRoutes, "predictor.sites", MAYBE_COUNT),
     (ActiveShare, "payload.sparsity", ((0, 0.5, 0.999), (-0.001, 1, nan, *NO_NUMBER))),
-    (lambda **g: ReusedChannels(0.5, **g), "payload.artefact", FILES),
     (AbsentOnCpu, "placement.up_to_tokens", MAYBE_COUNT),
     (CpuForSmallBatches, "placement.min_rows", FROM_ZERO),
     (costs, "placement.cpu_per_token", AMOUNTS),

@@ -35,9 +35,16 @@ def quotas(
 # Contracts: C145
 @pytest.mark.parametrize(
     ("first", "expected"),
-    [(0, [3, 3, 3, 3]), (1, [0, 3, 3, 3]), (3, [0, 0, 0, 3]), (4, [0] * 4), (99, [0] * 4)],
+    [
+        (0, [3, 3, 3, 3]),
+        (1, [0, 3, 3, 3]),
+        (3, [0, 0, 0, 3]),
+        (4, [0, 0, 0, 0]),
+        (99, [0, 0, 0, 0]),
+        ("all", [0, 0, 0, 0]),
+    ],
 )
-def test_experts_of_the_first_layers_rest_on_the_cpu(first: int, expected: list[int]) -> None:
+def test_experts_of_the_first_layers_rest_on_the_cpu(first: int | str, expected: list[int]) -> None:
     assert quotas(n_cpu_moe=first) == expected
 
 
@@ -88,6 +95,7 @@ def test_patterns_are_searched_in_order(overrides: list[str], expected: list[int
 
 def test_a_pattern_stands_before_the_number_of_layers() -> None:
     assert quotas(n_cpu_moe=2, overrides=[r"blk\.0\.=CUDA0"]) == [3, 0, 3, 3]
+    assert quotas(n_cpu_moe="all", overrides=[r"blk\.0\.=CUDA0"]) == [3, 0, 0, 0]
 
 
 def test_experts_that_are_split_are_refused_by_name() -> None:
