@@ -14,6 +14,7 @@ from sim.policies.quotas import Quotas
 from sim.policies.requires import Given, Requires
 from sim.policies.scores import Floats, Scored, Within
 from sim.values.types import Cause, Geometry, PoolPlan
+from sim.values.units import require_flag
 
 NEVER = 1 << 62
 """The next request of a key that is not requested again."""
@@ -84,6 +85,7 @@ class Belady(Foreseeing):
         bypass: bool = False,
     ) -> None:
         super().__init__(scope, shares, initial, quotas)
+        require_flag("cache.bypass", bypass)
         self.bypass = bypass
         self.admits_all = not bypass
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.policies.belady import CostAwareBelady
+from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.expected_needs import ExpectedNeeds
 from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.frequency_classes import ClassLRU, DecayedLFU
@@ -70,6 +70,7 @@ SETTINGS: list[tuple[Callable[..., Any], str, Edges]] = [
     (ActivationRatio, "cache.epsilon", POSITIVE),
     (ClassLRU, "cache.half_life_steps", COUNTS),
     (ClassLRU, "cache.classes", COUNTS),
+    (Belady, "cache.bypass", FLAGS),
     (CostAwareBelady, "cache.overhead_bytes", FROM_ZERO),
     (DecayedLFU, "cache.decay", ((0.001, 1), (0, 1.001, nan, *NO_NUMBER))),
     (ExpectedReuse, "cache.half_life_visits", POSITIVE),
