@@ -20,14 +20,18 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from real.suite.prediction import (
     Line,
@@ -42,6 +46,7 @@ from real.suite.prediction import (
 )
 from sim.results.outputs import check_writable
 
+STYLE: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "title_justify": "left"}
 OWN = ("data", "calibrating", "rates", "contention", "output_dir")
 
 
@@ -67,7 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2
-    Console().print(table_of(rows, found))
+    for one in shown(rows, found):
+        Console().print(one)
+    if not found:
+        print("error: no run was scored, so no line holds", file=sys.stderr)
+        return 2
     return 0 if all(line.holds for line in found) else 1
 
 
@@ -113,28 +122,47 @@ def _times(text: str) -> float:
     return times
 
 
-def table_of(rows: Sequence[Row], found: Sequence[Line]) -> Table:
-    """Every run, and below them the lines that are asked for."""
-    table = Table("run", "resident", "recorded ms", "simulated ms", "error", "")
+def _part_of(row: Row) -> str:
+    model = row.system.partition(" (")[2].removesuffix(")")
+    return f"{row.source}s of {model}" if model else f"{row.source}s"
+
+
+def shown(rows: Sequence[Row], found: Sequence[Line]) -> Iterator[Table | Text]:
+    """Every run with its error, why a run has none, and the lines that are asked for."""
+    for part, of_part in groupby(rows, _part_of):
+        table = Table("ms a token", "resident", "recorded", "simulated", "error", "", **STYLE)
+        table.title = Text(part)
+        for column in table.columns[1:5]:
+            column.justify = "right"
+        for row in of_part:
+            table.add_row(
+                escape(row.system.partition(" (")[0]),
+                f"{row.share:.0%}",
+                "-" if row.recorded_s is None else f"{row.recorded_s * 1e3:.1f}",
+                "-" if row.predicted_s is None else f"{row.predicted_s * 1e3:.1f}",
+                "-" if row.error is None else f"{row.error:+.1%}",
+                "fitted" if row.fitted else "left out" if row.left_out else "",
+            )
+        yield table
     for row in rows:
-        error = row.error
-        table.add_row(
-            f"{row.source}: {escape(row.system)}",
-            f"{row.share:.0%}",
-            f"{row.recorded_s * 1e3:.1f}",
-            "-" if row.predicted_s is None else f"{row.predicted_s * 1e3:.1f}",
-            "-" if error is None else f"{error:+.1%}",
-            "fitted, not scored" if row.fitted else escape(row.left_out[:60]),
+        if row.left_out:
+            yield Text(f"{row.source} of {row.system} at {row.share:.0%}: {row.left_out}")
+    if any(row.left_out and row.source == "recording" for row in rows):
+        yield Text(
+            "Words such as qwen3_30b_a3b:trace.path=DIR say what a recording's model or trace is"
+            " called here."
         )
-    table.add_section()
+    asked = Table("line", "found", "asked", "", **STYLE)
     for line in found:
         is_tau = line.what.endswith("tau")
-        number = f"{line.found:.2f}" if is_tau else f"{line.found:+.1%}"
-        target = f">= {line.target:.2f}" if is_tau else f"<= {line.target:.0%}"
-        table.add_row(
-            line.what, "", "", "", number, f"{target}: {'holds' if line.holds else 'MISSED'}"
+        asked.add_row(
+            line.what,
+            f"{line.found:.2f}" if is_tau else f"{line.found:.1%}",
+            f">= {line.target:.2f}" if is_tau else f"<= {line.target:.0%}",
+            "holds" if line.holds else "MISSED",
         )
-    return table
+    if found:
+        yield asked
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ def _predicted(
 
 
 def _of_row(row: Row, machine: str, file: str, basis: str, noise: float) -> Pair | None:
-    """A pair; None where there is no prediction."""
-    if row.predicted_s is None:
+    """A pair; None where a time is missing."""
+    if row.predicted_s is None or row.recorded_s is None:
         return None
     role = PREDICTED
     if row.fitted:

@@ -61,24 +61,27 @@ MOST_MEDIAN, MOST_ERROR, MOST_MEAN, LEAST_TAU = 0.05, 0.12, 0.03, 0.95
 class Row:
     """One run: the seconds of a token, as simulated and as recorded.
 
-    ``source`` is ``replay`` or ``recording``. ``left_out`` says why there is no prediction.
+    ``source`` is ``replay`` or ``recording``. ``recorded_s`` is None for a run that did not end.
+    ``left_out`` says why one of the two is missing.
     """
 
     source: str
     system: str
     share: float
-    recorded_s: float
+    recorded_s: float | None
     predicted_s: float | None
     fitted: bool
     left_out: str = ""
 
     @property
     def error(self) -> float | None:
-        return None if self.predicted_s is None else self.predicted_s / self.recorded_s - 1
+        if self.predicted_s is None or self.recorded_s is None:
+            return None
+        return self.predicted_s / self.recorded_s - 1
 
     @property
     def is_scored(self) -> bool:
-        return self.predicted_s is not None and not self.fitted
+        return self.error is not None and not self.fitted
 
 
 def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping[str, float]]:
@@ -110,13 +113,19 @@ def calibrating_runs(folder: Path) -> list[str]:
     They are those of `DEFAULT`, and those that bring parts of experts, which alone tell how long it
     takes to choose rows.
     """
-    found = []
-    for place in sorted((folder / "recordings").iterdir()):
-        if (place / "summary.json").is_file():
-            was = read_recorded(place)
-            if was.summary["system"] == DEFAULT or moves_in_part(was):
-                found.append(place.name)
-    return found
+    return [
+        name
+        for name, was in _recordings(folder).items()
+        if was.summary["system"] == DEFAULT or moves_in_part(was)
+    ]
+
+
+def _recordings(folder: Path) -> dict[str, Recorded]:
+    """By name, the recorded runs in ``folder`` that came to their end; empty without any."""
+    return {
+        place.parent.name: read_recorded(place.parent)
+        for place in sorted((folder / "recordings").glob("*/summary.json"))
+    }
 
 
 def _device_ns(place: Path, expert_bytes: Mapping[str, int]) -> dict[str, float]:
@@ -237,49 +246,56 @@ def _memory_bytes(folder: Path) -> int:
 def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[str]) -> list[Row]:
     """Every replay and every recording in ``folder``, simulated on the machine in ``machine``.
 
-    ``words`` are for recordings whose model or trace has another name or place here.
+    ``words`` are for recordings whose model or trace has another name or place here. Raise
+    ValueError where there is no run at all.
     """
     on = (f"hardware={NAME}", f"hydra.searchpath=[file://{machine.resolve()}]")
-    recordings = {
-        place.name: read_recorded(place)
-        for place in sorted((folder / "recordings").iterdir())
-        if place.is_dir()
-    }
+    recordings = _recordings(folder)
     if unknown := set(runs) - set(recordings):
         raise ValueError(
             f"calibrating={','.join(sorted(unknown))}: there are {', '.join(recordings)}"
         )
     fitted = {_cell(recordings[name]) for name in runs}
     rows = [_replay(row, on, fitted) for row in _replays(folder)]
-    return rows + [_recording(was, on, fitted, words) for was in recordings.values()]
+    rows += [_recording(was, on, fitted, words) for was in recordings.values()]
+    if not rows:
+        raise ValueError(
+            f"{folder} has no measured run: neither suite/replay.json nor a folder of a run in"
+            " recordings/"
+        )
+    return rows
 
 
 def predict_on(folder: Path, on: Sequence[str]) -> list[Row]:
     """Every replay in ``folder``, simulated on the machine that the words ``on`` name."""
-    rows = []
-    for row in _replays(folder):
-        try:
-            rows.append(_replay(row, on, set()))
-        except ValueError as error:
-            share, recorded_s = float(row["cell"].split()[-1]), row["result"]["tpot_s"]["mean"]
-            reason = str(error).splitlines()[0]
-            rows.append(Row("replay", row["cell"], share, recorded_s, None, False, reason))
-    return rows
+    return [_replay(row, on, set()) for row in _replays(folder)]
 
 
 def _replays(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the suite's replays (`real.suite.context.Cells`); empty where it ran none."""
     place = folder / "suite" / "replay.json"
+    if not place.is_file():
+        return []
     return list(json.loads(place.read_text(encoding="utf-8"))["rows"])
 
 
 def _replay(row: Mapping[str, Any], on: Sequence[str], fitted: set[str]) -> Row:
-    result, (cell, _, share) = row["result"], str(row["cell"]).rpartition(" ")
-    system = cell.split()[0]
-    words = [f"system={system}", f"budget.resident_share={share}", *REPLAYS, *on]
+    cell, _, share = str(row["cell"]).rpartition(" ")
+    made = Row("replay", cell, float(share), None, None, cell in fitted)
+    if "result" not in row:
+        return replace(made, left_out=f"{row['status']}: {row.get('reason', 'it did not end')}")
+    made = replace(made, recorded_s=float(row["result"]["tpot_s"]["mean"]))
+    words = [f"system={cell.split()[0]}", f"budget.resident_share={share}", *REPLAYS, *on]
     words += OWN_WORDS.get(cell, ())
-    recorded_s = float(result["tpot_s"]["mean"])
-    predicted_s = _token_s(words, stored_bytes(result))
-    return Row("replay", cell, float(share), recorded_s, predicted_s, cell in fitted)
+    return _simulated(made, words, stored_bytes(row["result"]))
+
+
+def _simulated(row: Row, words: Sequence[str], stored: Sequence[int]) -> Row:
+    """The row with its prediction, or with why there is none."""
+    try:
+        return replace(row, predicted_s=_token_s(words, stored))
+    except (ValueError, OSError) as error:
+        return replace(row, left_out=str(error).splitlines()[0])
 
 
 def _recording(was: Recorded, on: Sequence[str], fitted: set[str], words: Sequence[str]) -> Row:
@@ -289,13 +305,8 @@ def _recording(was: Recorded, on: Sequence[str], fitted: set[str], words: Sequen
     own = [word for name, word in (one.split(":", 1) for one in words) if name == model]
     if cell == "floe zero_copy":
         own += OWN_WORDS[cell][1:]
-    is_fitted, name = cell in fitted, f"{cell} ({model})"
-    try:
-        predicted_s = _token_s(words_of(summary, [*on, *own]), stored_bytes(summary))
-    except (ValueError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        return Row("recording", name, share, recorded_s, None, is_fitted, reason)
-    return Row("recording", name, share, recorded_s, predicted_s, is_fitted)
+    made = Row("recording", f"{cell} ({model})", share, recorded_s, None, cell in fitted)
+    return _simulated(made, words_of(summary, [*on, *own]), stored_bytes(summary))
 
 
 def _token_s(words: Sequence[str], stored: Sequence[int]) -> float:
@@ -318,13 +329,17 @@ def taus(rows: Sequence[Row], noise: float) -> dict[float, float]:
     """
     found = {}
     for share in sorted({row.share for row in rows if row.source == "replay"}):
-        of = [row for row in rows if row.source == "replay" and row.share == share]
+        times = [
+            (row.predicted_s, row.recorded_s)
+            for row in rows
+            if (row.source, row.share) == ("replay", share)
+            and row.predicted_s is not None
+            and row.recorded_s is not None
+        ]
         told = [
-            1 if (a.predicted_s - b.predicted_s) * (a.recorded_s - b.recorded_s) > 0 else -1
-            for a, b in combinations(of, 2)
-            if a.predicted_s is not None
-            and b.predicted_s is not None
-            and max(a.recorded_s, b.recorded_s) > (1 + 2 * noise) * min(a.recorded_s, b.recorded_s)
+            1 if (predicted - other_predicted) * (recorded - other_recorded) > 0 else -1
+            for (predicted, recorded), (other_predicted, other_recorded) in combinations(times, 2)
+            if max(recorded, other_recorded) > (1 + 2 * noise) * min(recorded, other_recorded)
         ]
         if told:
             found[share] = sum(told) / len(told)

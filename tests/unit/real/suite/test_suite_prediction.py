@@ -82,6 +82,47 @@ def test_replays_that_took_what_was_predicted_hold_every_line(
     assert (tmp_path / "hardware" / f"{NAME}.yaml").is_file()
 
 
+def with_rows(data: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """The machine of ``data`` with other replays, in a folder without recordings."""
+    folder = data.parent / "with_rows"
+    (folder / "suite").mkdir(parents=True, exist_ok=True)
+    for name in ("calibration.json", "facts.json"):
+        (folder / "suite" / name).write_bytes((data / "suite" / name).read_bytes())
+    (folder / "suite" / "replay.json").write_text(json.dumps({"rows": rows}))
+    return folder
+
+
+def test_replays_that_did_not_end_or_that_nobody_knows_are_told_and_the_others_scored(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = json.loads((data / "suite" / "replay.json").read_text())["rows"][:2]
+    odd = [
+        {"cell": "floe 0.4", "status": "refused", "reason": "no room"},
+        {"cell": "floe 0.6", "status": "begun"},
+        known[0] | {"cell": "unheard_of 0.5"},
+    ]
+    assert main([f"data={with_rows(data, [*known, *odd])}"]) == 0
+    told = capsys.readouterr().out
+    assert "2 replays: worst error" in told
+    assert "replay of floe at 40%: refused: no room\n" in told
+    assert "replay of floe at 60%: begun: it did not end\n" in told
+    assert "replay of unheard_of at 50%: In 'config': Could not find 'system/unheard_of'\n" in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "has no measured run: neither suite/replay.json nor a folder"),
+        ([{"cell": "lru 0.4", "status": "begun"}], "no run was scored, so no line holds"),
+    ],
+)
+def test_nothing_that_can_be_scored_is_an_error(
+    rows: list[dict[str, Any]], told: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"data={with_rows(data, rows)}"]) == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.alike
 @pytest.mark.parametrize("control", ["rates=1.1", "rates=0.9", "contention=off"])
 def test_a_machine_that_is_wrong_misses(
@@ -120,7 +161,7 @@ def test_the_systems_of_calibrating_runs_are_fitted_and_not_scored(
         (["data={data}", "rates=x"], "rates=x must be a number from 0.1 to 10"),
         (["data={data}", "contention=maybe"], "contention=maybe; allowed: on, off"),
         (["data={data}", "calibrating=that"], "that/summary.json"),
-        (["data=nowhere"], "nowhere/recordings"),
+        (["data=nowhere"], "nowhere/suite/calibration.json"),
         (["data={data}", "what=else"], "'what=else' is neither KEY=VALUE of"),
     ],
 )
