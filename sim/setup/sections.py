@@ -5,12 +5,15 @@ configuration become objects. Both name the key that they refuse.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+SINGLE = re.compile(r"(str|int|float|bool|None)( \| (str|int|float|bool|None))*")
+"""The annotations of parameters that take no list and no section."""
 PLAIN = (dict, list, str, int, float, type(None))
 """What a section's values are after they were resolved."""
 
@@ -49,11 +52,30 @@ def make_object(node: Any, place: str = "") -> Any:
     if "_target_" not in node:
         return made
     target = _target(node["_target_"], place)
+    if several := [name for name, value in made.items() if isinstance(value, list | dict)]:
+        _check_several(target, node, several, place)
     try:
         return target(**made)
     except TypeError:
         _check_keys(target, node, place)
         raise
+
+
+def _check_several(
+    target: Callable[..., Any], node: Mapping[str, Any], several: Sequence[str], place: str
+) -> None:
+    """Raise ValueError for lists and sections where the target's parameters have one value each.
+
+    Of a parameter without an annotation nobody knows.
+    """
+    parameters = inspect.signature(target).parameters
+    for name in several:
+        told = str(parameters[name].annotation) if name in parameters else "Any"
+        if SINGLE.fullmatch(told):
+            raise ValueError(
+                f"{place}.{name}={node[name]!r} must be one value; moelab sweep takes several, as"
+                f" {place}.{name}=A,B"
+            )
 
 
 def _check_keys(target: Callable[..., Any], node: Mapping[str, Any], place: str) -> None:

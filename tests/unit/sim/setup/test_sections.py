@@ -100,6 +100,17 @@ def test_a_key_that_is_unknown_or_not_given_is_named(
         make_object(node, place)
 
 
+@pytest.mark.parametrize("value", [[], [1, 2], {}, {"a": 1}])
+def test_several_values_where_one_is_meant_are_refused(value: object) -> None:
+    told = (
+        f"cache.slots={value!r} must be one value; moelab sweep takes several, as cache.slots=A,B"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        make_object({"_target_": HERE, "slots": value, "scope": "x"}, "cache")
+    made = make_object({"_target_": HERE, "slots": 1, "scope": "x", "parts": value}, "cache")
+    assert made.parts == value
+
+
 def test_what_a_target_raises_itself_goes_through() -> None:
     for name, values in (("breaks", {"two": 1}), ("broken", {"two": 1}), ("wide", {"two": 1})):
         with pytest.raises(TypeError, match=name):
