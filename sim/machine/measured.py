@@ -39,7 +39,7 @@ class Measured:
     def __post_init__(self) -> None:
         tables = {f"expert_us.{name}": points for name, points in self.expert_us.items()}
         tables |= {f"copy_us.{name}": points for name, points in self.copy_us.items()}
-        tables |= {"dense_us": self.dense_us} if self.dense_us else {}
+        tables |= {} if self.dense_us in ((), []) else {"dense_us": self.dense_us}
         for name, points in tables.items():
             check_points(f"hardware.measured.{name}", points)
         for name in self.expert_us:

@@ -179,6 +179,7 @@ def test_a_machine_says_which_precisions_took_the_times_of_others() -> None:
             {"copy_us": {"pcie": [[2, 1], [2, 3]]}},
             r"copy_us\.pcie: the arguments \[2, 2\] must ascend",
         ),
+        ({"dense_us": 0}, r"dense_us=0 must be a list of"),
         ({"dense_params": 1, "dense_us": [[0, -1]]}, r"dense_us=-1 must be a number >= 0"),
     ],
 )
