@@ -140,7 +140,7 @@ def test_a_draft_needs_what_the_last_layer_chose_of_the_token_before_it(
             assert step.sites == tuple(range(last + 1))
             # The drafts read the row that the step begins with, and those after it.
             assert before == rows[: len(before)]
-            assert len(before) == step.drafts
+            assert len(before) == len(step.drafters)
             before = []
             continue
         assert step.sites == (last + 1,)
