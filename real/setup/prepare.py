@@ -139,7 +139,7 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
 
 
 def _require_no_lanes(plain: Mapping[str, Any]) -> None:
-    """Raise ValueError for what only the simulator has (contracts C165 to C168, C174)."""
+    """Raise ValueError for what only the simulator has (contracts C141, C165 to C168, C174)."""
     hardware = plain.get("hardware") or {}
     links, host = hardware.get("links") or {}, hardware.get("host") or {}
     off = (None, 0, "variant")
@@ -153,6 +153,11 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
         f"hardware.host.{key}={host[key]}"
         for key in ("load_us", "load_gb_per_s")
         if host.get(key) not in off
+    ]
+    found += [
+        f"hardware.links.{name}.page_cache"
+        for name, link in links.items()
+        if isinstance(link, Mapping) and link.get("page_cache") is not None
     ]
     if hardware.get("swap") is not None:
         found.append("hardware.swap")

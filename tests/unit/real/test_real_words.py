@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from real.setup.prepare import check_words
+from real.setup.prepare import check_words, read_request
 from sim.setup.configure import configure
 
 
@@ -37,3 +37,17 @@ def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> 
 def test_a_word_that_counts_is_taken(words: list[str]) -> None:
     cfg, _ = configure("system=lru", *words, config="real")
     check_words(cfg, words)
+
+
+# Contracts: C141
+@pytest.mark.parametrize("device", ["null", "cpu"])
+def test_a_page_cache_of_the_machine_is_refused_because_no_device_reads_from_it(
+    device: str,
+) -> None:
+    pages = "{_target_: sim.machine.Pages, capacity_gib: 1, gb_per_s: 10}"
+    word = f"+hardware.links.loader.page_cache={pages}"
+    cfg, system = configure("system=lru", f"device={device}", word, config="real")
+    with pytest.raises(ValueError, match=r"^hardware\.links\.loader\.page_cache: a device's eng"):
+        read_request(cfg, system)
+    without = configure("system=lru", word.partition("=")[0] + "=null", config="real")
+    assert read_request(*without).device == "cpu"
