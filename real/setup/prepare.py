@@ -64,6 +64,11 @@ class Request:
 OF_TRACES = ("trace.max_sequences", "trace.split", "trace.exclude")
 """Which of a trace's sequences are replayed."""
 OF_PACE = ("engine.links", "engine.compute")
+OF_STORE = ("engine.source", "engine.cold", "engine.weights", "engine.dtype")
+"""What says something of the experts' weights, of which a replay on the null device has none."""
+OF_GATHERING = ("engine.gather", "engine.gather_threads", "engine.gather_columns")
+GATHERING = ("cuda", "host")
+"""The devices that gather the neurons of a partial move."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ class Prepared:
 
 
 def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Raise ValueError for a word that changes nothing: one about the other input, or about the
-    pace of a device that has none.
+    """Raise ValueError for a word that changes nothing: one about the other input, or about what
+    the device does not have, such as a pace, weights or a gatherer.
     """
     is_live = cfg.input == "live"
     unused = OF_TRACES if is_live else ("live",)
@@ -99,10 +104,21 @@ def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
             raise ValueError(
                 f"{word} changes nothing with input={cfg.input}; leave it out, or {way}"
             )
-        if key in OF_PACE and word.endswith("=free") and cfg.device in (None, "null"):
+        is_null = cfg.device in (None, "null")
+        if key in OF_PACE and word.endswith("=free") and is_null:
             raise ValueError(
                 f"{word} changes nothing on device=null, whose clock is virtual; leave it out, or"
                 " choose device=cpu"
+            )
+        if key in OF_STORE and is_null and not is_live:
+            raise ValueError(
+                f"{word} changes nothing on device=null, where a replay moves no weights; leave it"
+                " out, or choose device=cpu"
+            )
+        if key in OF_GATHERING and cfg.device not in GATHERING:
+            raise ValueError(
+                f"{word} changes nothing on device={'null' if is_null else cfg.device}, which gathers"
+                f" no neurons; leave it out, or choose device={' or '.join(GATHERING)}"
             )
 
 

@@ -17,6 +17,10 @@ from sim.setup.configure import configure
         (["input=live", "trace.split=fit"], "trace.split=fit changes nothing with input=live;"),
         (["device=null", "engine.links=free"], "engine.links=free changes nothing on device=null"),
         (["device=null", "engine.compute=free"], "engine.compute=free changes nothing on device="),
+        (["device=null", "engine.source=mmap"], "engine.source=mmap changes nothing on device=nul"),
+        (["device=null", "engine.cold=true"], "engine.cold=true changes nothing on device=null, "),
+        (["device=cpu", "engine.gather=zero_copy"], "engine.gather=zero_copy changes nothing on d"),
+        (["input=live", "engine.gather_threads=2"], "engine.gather_threads=2 changes nothing on d"),
     ],
 )
 def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> None:
@@ -32,6 +36,8 @@ def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> 
         ["trace.max_sequences=1", "engine.links=free"],
         ["input=live", "live.sequences=1", "trace=tiny_mixtral"],
         ["device=null", "engine.links=paced", "engine.patience_s=9"],
+        ["device=null", "input=live", "engine.dtype=bfloat16"],
+        ["device=host", "engine.gather=zero_copy", "engine.gather_columns=9"],
     ],
 )
 def test_a_word_that_counts_is_taken(words: list[str]) -> None:
