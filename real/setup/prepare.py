@@ -143,10 +143,12 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
             " hardware.devices=null"
         )
     _require_no_lanes(plain)
+    engine = _section(Engine, "engine", cfg.engine)
+    _require_no_free_drafts(device, engine, plain.get("workload") or {})
     return Request(
         device,
         cfg.input,
-        _section(Engine, "engine", cfg.engine),
+        engine,
         _section(Live, "live", cfg.live),
         simulated,
         system,
@@ -188,6 +190,17 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{', '.join(found)}: a device's engines read whole variants at their own pace; moelab"
             " run simulates this, or leave it out"
+        )
+
+
+def _require_no_free_drafts(device: str, engine: Engine, workload: Mapping[str, Any]) -> None:
+    """Raise ValueError for drafts whose time no device takes: only nominal times have it."""
+    layers = workload.get("draft_layers", 0)
+    if device != "null" and engine.compute == "free" and workload.get("draft_tokens") and layers:
+        raise ValueError(
+            f"workload.draft_layers={layers} with engine.compute=free: device={device} computes no"
+            " drafts, so that they would take no time; choose engine.compute=padded, or set"
+            " workload.draft_layers=0"
         )
 
 

@@ -57,3 +57,14 @@ def test_a_page_cache_of_the_machine_is_refused_because_no_device_reads_from_it(
         read_request(cfg, system)
     without = configure("system=lru", word.partition("=")[0] + "=null", config="real")
     assert read_request(*without).device == "cpu"
+
+
+# Contracts: C142, C151
+def test_drafts_are_refused_where_a_device_would_give_them_no_time() -> None:
+    words = ["workload.draft_tokens=2", "workload.draft_layers=1"]
+    free = [*words, "engine.compute=free"]
+    told = r"^workload\.draft_layers=1 with engine\.compute=free: device=cpu computes no drafts, so"
+    with pytest.raises(ValueError, match=told):
+        read_request(*configure("system=lru", *free, config="real"))
+    for taken in (words, [*words, "device=null"], [free[0], free[2]]):
+        assert read_request(*configure("system=lru", *taken, config="real")).input == "replay"
