@@ -165,8 +165,7 @@ class Roofline:
         the prompt instead.
         """
         m = self.model
-        last_rows = len(step.sequences) + sum(step.drafters)
-        rows, params = step.rows if step.decode else last_rows, m.head_params
+        rows, params = step.head_rows, m.head_params
         if m.encoder_sites and not step.decode:
             layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
             rows, params = step.rows, layers * m.cross_kv_params

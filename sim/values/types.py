@@ -268,6 +268,11 @@ class Step:
     def rows(self) -> int:
         return self.stop - self.start
 
+    @property
+    def head_rows(self) -> int:
+        """The rows for which the LM head runs: every decoded row, and the last of each prompt."""
+        return self.rows if self.decode else len(self.sequences) + sum(self.drafters)
+
 
 @dataclass(frozen=True)
 class Route:
