@@ -168,11 +168,13 @@ def fitting_budget(
     geometry_of: Callable[..., Geometry],
     workload: Workload,
 ) -> Budget:
-    """The largest share of the experts, to four decimals, that the run's device holds beside all
-    else that the run takes.
+    """The largest share of the experts, to four decimals, that the run's device holds in memory,
+    beside all else that the run takes. What may be swapped is no memory.
 
     Raise ValueError where not even the smallest share that the parts can work with fits.
     """
+
+    in_memory = replace(hardware, swap=None)
 
     def refusal(share: float) -> ValueError | None:
         try:
@@ -182,7 +184,7 @@ def fitting_budget(
             controller = make_controller(geometry, parts)
             check_run_memory(
                 parts.model,
-                parts.hardware,
+                in_memory,
                 workload.limits,
                 controller,
                 parts.workload.speculation.layers_in_use,
