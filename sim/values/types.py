@@ -269,6 +269,11 @@ class Step:
         return self.stop - self.start
 
     @property
+    def gives_tokens(self) -> bool:
+        """Whether every row is a decoded one, and none a draft's: the phase ``decode``."""
+        return self.decode and not self.drafting
+
+    @property
     def head_rows(self) -> int:
         """The rows for which the LM head runs: every decoded row, and the last of each prompt."""
         return self.rows if self.decode else len(self.sequences) + sum(self.drafters)
