@@ -138,7 +138,7 @@ class Driver:
         dense_ns = self.durations.dense_ns(step)
         for site in step.sites:
             self._run_site(step, site, dense_ns[site])
-        self._compute(TAIL, step.rows, self.durations.tail_ns(step))
+        self._compute(TAIL, step.head_rows, self.durations.tail_ns(step))
 
     def _run_site(self, step: Step, site: int, dense_ns: int) -> None:
         host, gate = self.durations.host, self._gate

@@ -64,6 +64,11 @@ class Request:
 OF_TRACES = ("trace.max_sequences", "trace.split", "trace.exclude")
 """Which of a trace's sequences are replayed."""
 OF_PACE = ("engine.links", "engine.compute")
+OF_STORE = ("engine.source", "engine.cold", "engine.weights", "engine.dtype")
+"""What says something of the experts' weights, of which a replay on the null device has none."""
+OF_GATHERING = ("engine.gather", "engine.gather_threads", "engine.gather_columns")
+GATHERING = ("cuda", "host")
+"""The devices that gather the neurons of a partial move."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ class Prepared:
 
 
 def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Raise ValueError for a word that changes nothing: one about the other input, or about the
-    pace of a device that has none.
+    """Raise ValueError for a word that changes nothing: one about the other input, or about what
+    the device does not have, such as a pace, weights or a gatherer.
     """
     is_live = cfg.input == "live"
     unused = OF_TRACES if is_live else ("live",)
@@ -99,10 +104,21 @@ def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
             raise ValueError(
                 f"{word} changes nothing with input={cfg.input}; leave it out, or {way}"
             )
-        if key in OF_PACE and word.endswith("=free") and cfg.device in (None, "null"):
+        is_null = cfg.device in (None, "null")
+        if key in OF_PACE and word.endswith("=free") and is_null:
             raise ValueError(
                 f"{word} changes nothing on device=null, whose clock is virtual; leave it out, or"
                 " choose device=cpu"
+            )
+        if key in OF_STORE and is_null and not is_live:
+            raise ValueError(
+                f"{word} changes nothing on device=null, where a replay moves no weights; leave it"
+                " out, or choose device=cpu"
+            )
+        if key in OF_GATHERING and cfg.device not in GATHERING:
+            raise ValueError(
+                f"{word} changes nothing on device={'null' if is_null else cfg.device}, which gathers"
+                f" no neurons; leave it out, or choose device={' or '.join(GATHERING)}"
             )
 
 
@@ -127,10 +143,12 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
             " hardware.devices=null"
         )
     _require_no_lanes(plain)
+    engine = _section(Engine, "engine", cfg.engine)
+    _require_no_free_drafts(device, engine, plain.get("workload") or {})
     return Request(
         device,
         cfg.input,
-        _section(Engine, "engine", cfg.engine),
+        engine,
         _section(Live, "live", cfg.live),
         simulated,
         system,
@@ -139,7 +157,7 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
 
 
 def _require_no_lanes(plain: Mapping[str, Any]) -> None:
-    """Raise ValueError for what only the simulator has (contracts C165 to C168, C174)."""
+    """Raise ValueError for what only the simulator has (contracts C141, C165 to C168, C174)."""
     hardware = plain.get("hardware") or {}
     links, host = hardware.get("links") or {}, hardware.get("host") or {}
     off = (None, 0, "variant")
@@ -154,6 +172,11 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
         for key in ("load_us", "load_gb_per_s")
         if host.get(key) not in off
     ]
+    found += [
+        f"hardware.links.{name}.page_cache"
+        for name, link in links.items()
+        if isinstance(link, Mapping) and link.get("page_cache") is not None
+    ]
     if hardware.get("swap") is not None:
         found.append("hardware.swap")
     if (plain.get("loader") or {}).get("wait") == "by_projection":
@@ -167,6 +190,17 @@ def _require_no_lanes(plain: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{', '.join(found)}: a device's engines read whole variants at their own pace; moelab"
             " run simulates this, or leave it out"
+        )
+
+
+def _require_no_free_drafts(device: str, engine: Engine, workload: Mapping[str, Any]) -> None:
+    """Raise ValueError for drafts whose time no device takes: only nominal times have it."""
+    layers = workload.get("draft_layers", 0)
+    if device != "null" and engine.compute == "free" and workload.get("draft_tokens") and layers:
+        raise ValueError(
+            f"workload.draft_layers={layers} with engine.compute=free: device={device} computes no"
+            " drafts, so that they would take no time; choose engine.compute=padded, or set"
+            " workload.draft_layers=0"
         )
 
 

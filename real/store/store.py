@@ -19,7 +19,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from real.store.variants import (
     variant_of,
 )
 from sim.values.types import Geometry
+from sim.values.units import NS_PER_S
 
 MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
 HEADER_LIMIT = 1 << 24
@@ -55,6 +58,8 @@ class StoreHeader:
     - ``lossless``: by precision, whether reading gives the model's own weights back.
     - ``sha256``: of the blobs, expert by expert, each by precision and the resident part last.
     - ``resident``: the part of an expert that no slot holds; None if experts have none.
+    - ``written_s``: the time that the file had when it was whole, in s. Who alters the file changes
+      its time.
     """
 
     identity: Mapping[str, Any]
@@ -65,6 +70,7 @@ class StoreHeader:
     lossless: tuple[bool, ...] = ()
     sha256: str = "0" * 64
     resident: Variant | None = None
+    written_s: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -158,6 +164,18 @@ class Store:
             self.header.distinct, resident.stride
         )
 
+    def check_unaltered(self) -> None:
+        """Raise StoreError if the content is not what was written.
+
+        It is read only where the file has another time: it was altered, or copied.
+        """
+        written_ns = self.header.written_s * NS_PER_S
+        if self.path.stat().st_mtime_ns == written_ns:
+            return
+        self.verify()
+        with suppress(OSError):  # another's file is read again next time
+            os.utime(self.path, ns=(written_ns, written_ns))
+
     def verify(self) -> None:
         """Read the whole store. Raise StoreError if its digest is not the header's."""
         digest = hashlib.sha256()
@@ -169,7 +187,8 @@ class Store:
                     digest.update(stream.read(variant.num_bytes))
         if digest.hexdigest() != self.header.sha256:
             raise StoreError(
-                f"{self.path}: its content has another sha256 than its header tells; delete it"
+                f"{self.path}: its content has another sha256 than its header tells: it was altered;"
+                " delete it, and the next run writes it anew"
             )
 
 
@@ -212,7 +231,9 @@ def open_or_write(
     """
     header = plan_store(identity, forms, precisions, distinct)
     if path.exists() and _is_same(path, header):
-        return Store(path)
+        store = Store(path)
+        store.check_unaltered()
+        return store
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + f".part{os.getpid()}")
 
@@ -323,9 +344,15 @@ def _write(
             advance(number + 1)
         # An expert is lossless only if all its parts are.
         whole = lossless if header.resident is None else [all(lossless)]
-        final = replace(header, lossless=tuple(whole), sha256=digest.hexdigest())
+        final = replace(
+            header,
+            lossless=tuple(whole),
+            sha256=digest.hexdigest(),
+            written_s=int(time.time()),
+        )
         text = final.to_json().encode()
         stream.seek(0)
         stream.write(MAGIC + f"{len(text)}\n".encode() + text)
         if stream.tell() > header.variants[0].begin:
             raise StoreError(f"the header of {path} has grown over the blobs")
+    os.utime(path, (final.written_s, final.written_s))

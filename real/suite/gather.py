@@ -58,7 +58,7 @@ def of_machine(folder: Path, words: Sequence[str], keep: Path | None = None) -> 
     ``folder`` and ``words`` are those of `predict`. The folder ``keep`` gets the machine that
     predicted them. Raise ValueError for another folder.
     """
-    gpu = json.loads((folder / "suite" / "facts.json").read_text(encoding="utf-8"))["gpu"]
+    gpu = _gpu_of(folder / "suite" / "facts.json")
     name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
     runs, noise = calibrating_runs(folder), noise_of(folder)
     if keep is not None:
@@ -82,6 +82,16 @@ def of_machine(folder: Path, words: Sequence[str], keep: Path | None = None) -> 
             if (pair := _of_row(row, name, sheets, SHEETS, noise)) is not None:
                 found.append(pair)
     return found
+
+
+def _gpu_of(path: Path) -> str:
+    """The GPU that a suite's facts name. Raise ValueError where the file is no such facts."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["gpu"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{path} names no gpu: it holds no facts of a machine; moelab suite writes them"
+        ) from None
 
 
 def _predicted(

@@ -361,7 +361,7 @@ class Engine(Stream):
         self._is_simple_gate = False
         if self.pages is not None:
             assert self._step is not None
-            self.pages.visit(self._site, self._site == self._step.sites[0])
+            self.pages.visit(self._site, self._step)
             self.pages.admit(self._computed(outcomes))
         self._enter_gate(now, waits)
         self._take(outcomes, waits, first, now)

@@ -11,6 +11,7 @@ from sim.core.controller import Controller
 from sim.core.slots import UNUSED
 from sim.machine.durations import Durations
 from sim.machine.swap import Paging, SwappedDurations
+from sim.values.types import Step
 
 REST = -1
 """The dense weights that belong to no site; else a block, or an expert, goes by its key."""
@@ -21,7 +22,7 @@ class PageLedger:
 
     def __init__(self, paging: Paging, controller: Controller) -> None:
         self._paging, self._geometry, self._state = paging, controller.geometry, controller.state
-        self._slot_bytes = controller.slots.slot_bytes
+        self._slot_bytes, self._spare_bytes = controller.slots.slot_bytes, controller.spare_bytes
         self._most = paging.room_bytes // paging.page_bytes
         self._in: dict[int, int] = {}
         """Pages in memory by item, the one first that was touched the longest ago."""
@@ -38,9 +39,14 @@ class PageLedger:
             self._touch(key, self._slot_bytes[key])
         self._came = self._went = 0
 
-    def visit(self, site: int, is_first: bool) -> None:
-        """A gate's dense work reads its block; the first of a step all that is of no site, too."""
-        if is_first:
+    def visit(self, site: int, step: Step) -> None:
+        """A gate's dense work reads its block; the first of a step all that is of no site, too.
+
+        Then weights also have what keys and values leave until they grow (contract C174).
+        """
+        if site == step.sites[0]:
+            spare = self._spare_bytes(step.index) if self._spare_bytes is not None else 0
+            self._most = (self._paging.room_bytes + spare) // self._paging.page_bytes
             self._touch(REST, self._paging.rest_bytes)
         self._touch_block(site)
 

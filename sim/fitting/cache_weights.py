@@ -88,7 +88,7 @@ def miss_penalty(controller: Controller, workload: Workload) -> float:
         else np.zeros(len(outcome), np.int64)
     )
     needs, steps = workload.needs, workload.gate_step
-    decode = np.array([step.decode for step in workload.steps])[steps[needs.tick]]
+    decode = np.array([step.gives_tokens for step in workload.steps])[steps[needs.tick]]
     counts = decode & (skip_codes(controller.selector, needs.score) != SKIPS.index(ALWAYS))
     if not counts.any():
         raise ValueError("no decoded need to calibrate on; take sequences that decode")

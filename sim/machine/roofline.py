@@ -107,12 +107,12 @@ class Roofline:
         by_site = (
             times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
         )
-        if step.drafts and self._draft_layers:
-            by_site[step.sites[0]] += step.drafts * self._draft_ns(sequences, context)
+        if step.drafters and self._draft_layers:
+            by_site[step.sites[0]] += sum(self._draft_ns(few, context) for few in step.drafters)
         return by_site
 
     def _draft_ns(self, sequences: int, context: int) -> int:
-        """The time in which each sequence gets one draft more (contract C151)."""
+        """The time in which so many sequences get one draft more (contract C151)."""
         last, model = self.model.sites - 1, self.model
         layer_ns = self._layers_ns(last, sequences, sequences, context)
         experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1)
@@ -165,7 +165,7 @@ class Roofline:
         the prompt instead.
         """
         m = self.model
-        rows, params = step.rows if step.decode else len(step.sequences), m.head_params
+        rows, params = step.head_rows, m.head_params
         if m.encoder_sites and not step.decode:
             layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
             rows, params = step.rows, layers * m.cross_kv_params

@@ -38,7 +38,8 @@ def paging_of(swap: Swap, memory_bytes: int, model: Model, ledger: Ledger) -> Pa
 
     Raise ValueError where everything else leaves them nothing.
     """
-    weights = ledger.dense_bytes + ledger.slot_bytes + ledger.overflow_bytes
+    slot_bytes = ledger.slot_bytes + ledger.staging_bytes + ledger.overflow_bytes
+    weights = ledger.dense_bytes + slot_bytes
     room = memory_bytes - (ledger.total_bytes - weights)
     if room <= 0:
         raise ValueError(

@@ -135,7 +135,8 @@ def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
 def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, Counts]:
     """Ask ``predictor`` again at each gate, and compare with the needs that came.
 
-    Returns the counts of steps that only decode, and of steps with prompts.
+    Returns the counts of steps that only decode, and of steps with prompts. Steps that draft are
+    neither.
     """
     decode, prefill = Counts(), Counts()
     steps = workload.steps
@@ -146,7 +147,8 @@ def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, C
         _count_unions(workload, decode)
         steps = [step for step in steps if not step.decode]
     for step, named, needed in nearest_forecasts(workload, predictor, steps):
-        (decode if step.decode else prefill).add(named, needed)
+        if not step.drafting:
+            (decode if step.decode else prefill).add(named, needed)
     return decode, prefill
 
 
@@ -177,11 +179,7 @@ def nearest_forecasts(
 
 def _count_single_rows(workload: Workload, counts: Counts) -> None:
     rows = np.array(
-        [
-            step.start
-            for step in workload.steps
-            if step.decode and step.rows == 1 and not step.drafting
-        ],
+        [step.start for step in workload.steps if step.gives_tokens and step.rows == 1],
         np.int64,
     )
     forecast = workload.forecasts[0][rows, :-1, 0]  # made at site s for site s + 1
@@ -200,7 +198,7 @@ def _count_single_rows(workload: Workload, counts: Counts) -> None:
 
 def _count_unions(workload: Workload, counts: Counts) -> None:
     for step in workload.steps:
-        if not step.decode or step.rows == 1:
+        if not step.gives_tokens or step.rows == 1:
             continue
         rows = workload.places(step)
         forecast, actual = (

@@ -69,7 +69,7 @@ def requests_of(controller: Controller, workload: Workload) -> Requests:
     """What a run will look up, at its one precision."""
     needs, geometry = workload.needs, controller.geometry
     site, step = workload.gate_site[needs.tick], workload.gate_step[needs.tick]
-    is_decode = np.array([one.decode for one in workload.steps], np.bool_)
+    is_decode = np.array([one.gives_tokens for one in workload.steps], np.bool_)
     key = site.astype(np.int64) * geometry.units + needs.expert
     return Requests(needs.tick.astype(np.int64), key, is_decode[step])
 

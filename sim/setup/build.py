@@ -125,6 +125,8 @@ def build(
     fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
     durations = _durations(parts, geometry, held)
     if parts.loader.prefetch_budget in COUNTED:
+        if hardware.links[0].slot_us:
+            durations.slots = _count_slots(config, parts, workload, geometry)
         prefetches = counted_prefetches(
             parts.loader.prefetch_budget, parts.predictor.reach, workload, durations, geometry
         )
@@ -168,11 +170,13 @@ def fitting_budget(
     geometry_of: Callable[..., Geometry],
     workload: Workload,
 ) -> Budget:
-    """The largest share of the experts, to four decimals, that the run's device holds beside all
-    else that the run takes.
+    """The largest share of the experts, to four decimals, that the run's device holds in memory,
+    beside all else that the run takes. What may be swapped is no memory.
 
     Raise ValueError where not even the smallest share that the parts can work with fits.
     """
+
+    in_memory = replace(hardware, swap=None)
 
     def refusal(share: float) -> ValueError | None:
         try:
@@ -182,7 +186,7 @@ def fitting_budget(
             controller = make_controller(geometry, parts)
             check_run_memory(
                 parts.model,
-                parts.hardware,
+                in_memory,
                 workload.limits,
                 controller,
                 parts.workload.speculation.layers_in_use,
@@ -354,6 +358,20 @@ def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = N
         spare_bytes=kv_room.spare_bytes if kv_room else None,
         kv_bytes=tuple(map(model.site_kv_bytes, range(model.sites))) if moves_kv(parts) else (),
     )
+
+
+def _count_slots(
+    config: Mapping[str, Any], parts: Parts, workload: Workload, geometry: Geometry
+) -> int:
+    """How many slots the run will have, for what must know the time of a load before there is a
+    controller; 0 where they are too few, which the controller refuses.
+    """
+    made = replace(make_parts(config), hardware=parts.hardware)
+    _prepare(made, ("cache", "ram_cache"), workload, geometry)
+    try:
+        return make_controller(geometry, made).slots.count
+    except CapacityError:
+        return 0
 
 
 def _smallest_budget(

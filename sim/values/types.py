@@ -243,9 +243,9 @@ class Step:
     this is. ``decode`` is true where every row is a decoded one. ``sites`` are those that the step
     visits, ascending.
 
-    Where tokens are drafted (contract C151), ``drafts`` is the most that the step checks for one
-    sequence, and ``kept`` has the number of rows that each of its sequences goes on after. It is
-    empty where that is all rows. A ``drafting`` step drafts a token, and keeps no row (contract
+    Where tokens are drafted (contract C151), the n-th of ``drafters`` is how many of its sequences
+    check n drafts or more, and ``kept`` has the number of rows that each of its sequences goes on
+    after. It is empty where that is all rows. A ``drafting`` step drafts a token, and keeps no row (contract
     C184). ``found``: what the sequences that begin need not read (contract C177); None where
     nothing is reused.
     """
@@ -259,7 +259,7 @@ class Step:
     begins: tuple[int, ...]
     ends: tuple[int, ...]
     sites: tuple[int, ...] = ()
-    drafts: int = 0
+    drafters: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     found: Found | None = None
     drafting: bool = False
@@ -267,6 +267,16 @@ class Step:
     @property
     def rows(self) -> int:
         return self.stop - self.start
+
+    @property
+    def gives_tokens(self) -> bool:
+        """Whether every row is a decoded one, and none a draft's: the phase ``decode``."""
+        return self.decode and not self.drafting
+
+    @property
+    def head_rows(self) -> int:
+        """The rows for which the LM head runs: every decoded row, and the last of each prompt."""
+        return self.rows if self.decode else len(self.sequences) + sum(self.drafters)
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ class Workload(StepColumns):
             tuple(sorted(part.request.sequence for part in parts if part.begins)),
             tuple(sorted(part.request.sequence for part in parts if part.ends)),
             self._draft_sites if parts[0].drafting else self._sites_by_decode[decode],
-            max(part.count - 1 if part.decode else 0 for part in parts),
+            drafters_of(parts),
             tuple([part.kept for part in parts]) if self.speculation.tokens else (),
             None if self.tiers is None else found_of(parts),
             parts[0].drafting,
@@ -377,6 +377,12 @@ class Workload(StepColumns):
             )
         cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
+
+
+def drafters_of(parts: Sequence[Part]) -> tuple[int, ...]:
+    """How many of a step's sequences check one draft or more, two or more, and so on."""
+    drafts = [part.count - 1 for part in parts if part.decode]
+    return tuple(sum(count > nth for count in drafts) for nth in range(max(drafts, default=0)))
 
 
 def found_of(parts: Sequence[Part]) -> Found | None:

@@ -51,7 +51,7 @@ from sim.values.units import NS_PER_S
 from sim.workload.batching import Batcher, Request
 from sim.workload.prefixes import Tiers
 from sim.workload.speculation import Speculation
-from sim.workload.steps import found_of
+from sim.workload.steps import drafters_of, found_of
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
 NONE = np.zeros((0, 0))
@@ -271,7 +271,7 @@ class Schedule:
             tuple(sorted(p.request.sequence for p in parts if p.begins)),
             tuple(sorted(p.request.sequence for p in parts if p.ends)),
             sites,
-            max(p.count - 1 if p.decode else 0 for p in parts),
+            drafters_of(parts),
             tuple(p.kept for p in parts) if batching.drafts else (),
             found_of(parts) if batching.block_tokens else None,
             parts[0].drafting,

@@ -16,7 +16,7 @@ from differential.test_engine_against_reference import first_difference
 from sim.core.controller import Controller
 from sim.engine.pages import PageLedger
 from sim.machine.swap import Paging
-from sim.values.types import Geometry
+from sim.values.types import Geometry, Step
 
 IN_NS, OUT_NS = 5, 7
 
@@ -140,6 +140,7 @@ def test_pages_are_counted_from_the_first_gate_on() -> None:
         geometry=geometry,
         state=bytearray(len(geometry.precisions) * geometry.plane),
         slots=SimpleNamespace(slot_bytes=[2] * geometry.plane, initial=(0, 1)),
+        spare_bytes=None,
     )
     ledger = PageLedger(Paging(1, 3, (0,), 0, IN_NS, OUT_NS), cast(Controller, controller))
     assert (ledger.came, ledger.went, ledger.bill_ns()) == (0, 0, 0)
@@ -147,3 +148,26 @@ def test_pages_are_counted_from_the_first_gate_on() -> None:
         ledger.admit([key])
         assert ledger.bill_ns() == IN_NS + OUT_NS
     assert (ledger.came, ledger.went) == (3, 3)
+
+
+# Contracts: C174, C182
+def test_weights_have_what_keys_and_values_leave_until_these_grow() -> None:
+    """Room for 3 pages and two experts of 2, as above; in the first step a page is lent.
+
+    Then both are in memory. In the second step the one that was touched longer ago gives up a page.
+    """
+    geometry = Geometry(1, 2, 1, ("fp16",), (16.0,), (2,), 4)
+    controller = SimpleNamespace(
+        geometry=geometry,
+        state=bytearray(len(geometry.precisions) * geometry.plane),
+        slots=SimpleNamespace(slot_bytes=[2] * geometry.plane, initial=(0, 1)),
+        spare_bytes=[1, 0].__getitem__,
+    )
+    ledger = PageLedger(Paging(1, 3, (0,), 0, IN_NS, OUT_NS), cast(Controller, controller))
+    bills = []
+    for index, key in enumerate((0, 0)):
+        step = Step(index, index, index + 1, (0,), 1, True, (), (), (0,))
+        ledger.visit(0, step)
+        ledger.admit([key])
+        bills.append(ledger.bill_ns())
+    assert bills == [IN_NS, OUT_NS]

@@ -118,3 +118,14 @@ def test_words_that_are_wrong_are_refused(
 ) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("facts", ["{}", "[]", "{"])
+def test_facts_of_no_machine_are_refused_by_their_file(
+    facts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "suite" / "facts.json"
+    path.parent.mkdir()
+    path.write_text(facts)
+    assert main([f"data={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path} names no gpu: it holds no facts of")

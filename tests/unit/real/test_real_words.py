@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from real.setup.prepare import check_words
+from real.setup.prepare import check_words, read_request
 from sim.setup.configure import configure
 
 
@@ -17,6 +17,10 @@ from sim.setup.configure import configure
         (["input=live", "trace.split=fit"], "trace.split=fit changes nothing with input=live;"),
         (["device=null", "engine.links=free"], "engine.links=free changes nothing on device=null"),
         (["device=null", "engine.compute=free"], "engine.compute=free changes nothing on device="),
+        (["device=null", "engine.source=mmap"], "engine.source=mmap changes nothing on device=nul"),
+        (["device=null", "engine.cold=true"], "engine.cold=true changes nothing on device=null, "),
+        (["device=cpu", "engine.gather=zero_copy"], "engine.gather=zero_copy changes nothing on d"),
+        (["input=live", "engine.gather_threads=2"], "engine.gather_threads=2 changes nothing on d"),
     ],
 )
 def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> None:
@@ -32,8 +36,35 @@ def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> 
         ["trace.max_sequences=1", "engine.links=free"],
         ["input=live", "live.sequences=1", "trace=tiny_mixtral"],
         ["device=null", "engine.links=paced", "engine.patience_s=9"],
+        ["device=null", "input=live", "engine.dtype=bfloat16"],
+        ["device=host", "engine.gather=zero_copy", "engine.gather_columns=9"],
     ],
 )
 def test_a_word_that_counts_is_taken(words: list[str]) -> None:
     cfg, _ = configure("system=lru", *words, config="real")
     check_words(cfg, words)
+
+
+# Contracts: C141
+@pytest.mark.parametrize("device", ["null", "cpu"])
+def test_a_page_cache_of_the_machine_is_refused_because_no_device_reads_from_it(
+    device: str,
+) -> None:
+    pages = "{_target_: sim.machine.Pages, capacity_gib: 1, gb_per_s: 10}"
+    word = f"+hardware.links.loader.page_cache={pages}"
+    cfg, system = configure("system=lru", f"device={device}", word, config="real")
+    with pytest.raises(ValueError, match=r"^hardware\.links\.loader\.page_cache: a device's eng"):
+        read_request(cfg, system)
+    without = configure("system=lru", word.partition("=")[0] + "=null", config="real")
+    assert read_request(*without).device == "cpu"
+
+
+# Contracts: C142, C151
+def test_drafts_are_refused_where_a_device_would_give_them_no_time() -> None:
+    words = ["workload.draft_tokens=2", "workload.draft_layers=1"]
+    free = [*words, "engine.compute=free"]
+    told = r"^workload\.draft_layers=1 with engine\.compute=free: device=cpu computes no drafts, so"
+    with pytest.raises(ValueError, match=told):
+        read_request(*configure("system=lru", *free, config="real"))
+    for taken in (words, [*words, "device=null"], [free[0], free[2]]):
+        assert read_request(*configure("system=lru", *taken, config="real")).input == "replay"

@@ -27,7 +27,7 @@ from differential.scenario import (
     Step,
     Thresholds,
 )
-from real.driver.device import Device, NullDevice
+from real.driver.device import TAIL, Device, NullDevice
 from real.driver.loop import drive
 from sim.core.controller import Controller
 from sim.results.calls import Call, RecordedController
@@ -203,6 +203,29 @@ def test_each_step_computes_its_layers_dense_blocks_its_experts_and_the_tail() -
     device = WatchedDevice()
     play(machine(token((3,), (5,), tail_ns=7), initial=((0, 0, 3), (0, 1, 5))), device)
     assert device.computed == [(8, 1), (3, 5), (17, 6), (14, 10), (-1, 17)]
+
+
+class CountedDevice(NullDevice):
+    """Notes for how many rows each key was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, int]] = []
+
+    def compute(self, key: int, rows: int, nominal_ns: int) -> None:
+        super().compute(key, rows, nominal_ns)
+        self.rows.append((key, rows))
+
+
+# Contracts: C70
+def test_the_head_is_computed_for_the_last_row_of_a_prompt_and_for_each_decoded_token() -> None:
+    """Three rows of a prompt go through the layer, one of them through the head; then one token."""
+    device = CountedDevice()
+    prompt, decoded = token((3,), rows=3, ends=False), token((3,), begins=False, token=4)
+    play(machine(prompt, decoded, initial=((0, 0, 3),)), device)
+    head = [rows for key, rows in device.rows if key == TAIL]
+    layer = [rows for key, rows in device.rows if key == 8]
+    assert (layer, head) == ([3, 1], [1, 1])
 
 
 # Contracts: C13

@@ -38,14 +38,29 @@ def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(
         prepare("system=lru", *FREE, store_dir=tmp_path)
     content[-5000] ^= 1
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="another sha256"):
-        Store(path).verify()
+    with pytest.raises(StoreError, match=r"another sha256 than its header tells: it was altered"):
+        prepare("system=lru", *FREE, store_dir=tmp_path)
     path.write_bytes(content[:60] + b"{" * 4000 + content[4060:])
     with pytest.raises(StoreError, match="header is damaged"):
         Store(path)
     path.write_bytes(b"PK" + content[2:])
     with pytest.raises(StoreError, match="no store of experts"):
         Store(path)
+
+
+def test_a_store_is_read_through_once_more_where_its_file_has_another_time(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare("system=lru", *FREE, store_dir=tmp_path)
+    path, read = tmp_path / "tiny_mixtral-fp16.experts", list[Path]()
+    verify = Store.verify
+    monkeypatch.setattr(Store, "verify", lambda store: (read.append(store.path), verify(store)))
+    prepare("system=lru", *FREE, store_dir=tmp_path)
+    assert read == []
+    path.write_bytes(path.read_bytes())
+    for _ in range(2):
+        prepare("system=lru", *FREE, store_dir=tmp_path)
+    assert read == [path]
 
 
 def test_a_store_of_other_experts_than_the_run_counts_with_is_refused(prepare: Prepare) -> None:

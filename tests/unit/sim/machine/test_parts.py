@@ -52,12 +52,13 @@ def test_gates_run_ahead_on_the_device_or_on_the_cpu_with_two_launches() -> None
 
 
 class Held:
-    """A ledger of 10 dense, 20 slot and 5 overflow bytes, and 7 bytes of all else."""
+    """A ledger of 10 dense, 20 slot, 3 staging and 5 overflow bytes, and 7 bytes of all else."""
 
-    dense_bytes, slot_bytes, overflow_bytes, total_bytes = 10, 20, 5, 42
+    dense_bytes, slot_bytes, staging_bytes, overflow_bytes, total_bytes = 10, 20, 3, 5, 45
 
 
-def test_weights_have_the_memory_that_all_else_leaves() -> None:
+# Contracts: C182
+def test_weights_and_what_is_staged_of_them_have_the_memory_that_all_else_leaves() -> None:
     model = Model("small", 3, 4, 2, 8, 16, 2, 1, 4, 10, "a test")
     swap = Swap(1.0, 0.5, 1.5, 2.5)
     block = model.block_bytes(0)

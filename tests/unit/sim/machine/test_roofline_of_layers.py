@@ -90,7 +90,7 @@ def test_drafts_take_a_layer_its_experts_and_the_head_one_after_another_before_t
 
     Checking two drafts reads what one token reads, so that each site takes its 165 ns.
     """
-    checking = Step(0, 0, 3, (0,), 1001, True, (), (), (0, 1, 2), drafts=2)
+    checking = Step(0, 0, 3, (0,), 1001, True, (), (), (0, 1, 2), drafters=(1, 1))
     drafting = durations(draft_layers=1)
     assert list(drafting.dense_ns(checking)) == [
         165 + 2 * LAUNCH + 2 * (183 + 5 * LAUNCH),

@@ -57,11 +57,15 @@ def test_drafts_are_made_one_after_another_before_the_first_site_of_a_step() -> 
     """A draft layer takes 8,005 ns and two experts of 8 + 6,000 ns, the head 2 + 2,000 ns."""
     one = Roofline(small(), machine(), ("fp16",), draft_layers=2)
     draft = 2 * (8_005 + 2 * 6_008) + 2_002
-    assert list(one.dense_ns(step(drafts=3))) == [8_005 + 3 * draft, 8_005, 8_005]
-    assert list(one.dense_ns(step(drafts=3, sites=(1, 2)))) == [8_005, 8_005 + 3 * draft, 8_005]
+    assert list(one.dense_ns(step(drafters=(1, 1, 1)))) == [8_005 + 3 * draft, 8_005, 8_005]
+    assert list(one.dense_ns(step(drafters=(1, 1, 1), sites=(1, 2)))) == [
+        8_005,
+        8_005 + 3 * draft,
+        8_005,
+    ]
     assert list(one.dense_ns(step())) == [8_005] * 3
     none = Roofline(small(), machine(), ("fp16",))
-    assert list(none.dense_ns(step(drafts=3))) == [8_005] * 3
+    assert list(none.dense_ns(step(drafters=(1, 1, 1)))) == [8_005] * 3
     # A layer that drafts is like the last one, with no dense layer before it: see the next test.
     first = Roofline(
         small(sites=2, leading_dense_layers=1, dense_intermediate=100),
@@ -70,10 +74,26 @@ def test_drafts_are_made_one_after_another_before_the_first_site_of_a_step() -> 
         draft_layers=1,
     )
     draft = 8_005 + 2 * 6_008 + 2_002
-    assert list(first.dense_ns(step(drafts=1, sites=(0, 1)))) == [57 + 22_000 + draft, 8_005]
+    assert list(first.dense_ns(step(drafters=(1,), sites=(0, 1)))) == [57 + 22_000 + draft, 8_005]
     # Two sequences draft a row each: 480 + 2 x 16 B, and two experts each.
-    pair = step(rows=2, sequences=(0, 1), drafts=1)
+    pair = step(rows=2, sequences=(0, 1), drafters=(2,))
     assert one.dense_ns(pair)[0] - none.dense_ns(pair)[0] == 2 * (8_005 + 4 * 6_008) + 2_002
+
+
+# Contracts: C151
+def test_a_draft_is_made_for_the_sequences_that_check_it_alone() -> None:
+    """A sequence reads five rows of its prompt, one checks ten drafts, and one checks eleven.
+
+    So ten drafts are made for two sequences, and the last one for one. The head runs for 1 + 11 +
+    12 rows. Each takes 160 ns with 80,000 parameters.
+    """
+    mixed = step(rows=28, sequences=(0, 1, 2), decode=False, drafters=(*[2] * 10, 1))
+    one = Roofline(small(), machine(), ("fp16",), draft_layers=1)
+    none = Roofline(small(), machine(), ("fp16",))
+    for_two, for_one = 8_005 + 4 * 6_008 + 2_002, 8_005 + 2 * 6_008 + 2_002
+    assert one.dense_ns(mixed)[0] - none.dense_ns(mixed)[0] == 10 * for_two + for_one
+    wide = Roofline(small(vocab=10_000), machine(), ("fp16",))
+    assert wide.tail_ns(mixed) == 2_000 + 24 * 160
 
 
 def test_layers_before_a_site_and_shared_experts_have_launches_of_their_own() -> None:

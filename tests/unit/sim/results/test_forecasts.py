@@ -90,7 +90,12 @@ class Says:
 
 def step_of(number: int, decode: bool, needs: Any, says: Any) -> Any:
     return SimpleNamespace(
-        number=number, decode=decode, sites=tuple(range(len(needs))), needs=needs, says=says
+        number=number,
+        decode=decode,
+        drafting=False,
+        sites=tuple(range(len(needs))),
+        needs=needs,
+        says=says,
     )
 
 
@@ -140,7 +145,13 @@ def test_the_section_of_a_summary_by_hand() -> None:
 
 def routed(number: int, rows: int, *, decode: bool = True, drafting: bool = False) -> Any:
     return SimpleNamespace(
-        start=number, rows=rows, decode=decode, drafting=drafting, sites=(0, 1, 2), needs=[[]] * 3
+        start=number,
+        rows=rows,
+        decode=decode,
+        drafting=drafting,
+        gives_tokens=decode and not drafting,
+        sites=(0, 1, 2),
+        needs=[[]] * 3,
     )
 
 

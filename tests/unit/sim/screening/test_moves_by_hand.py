@@ -304,7 +304,7 @@ WORKLOAD: Any = SimpleNamespace(
     ),
     gate_site=np.array([0, 1, 0, 1]),
     gate_step=np.array([0, 0, 1, 1]),
-    steps=[SimpleNamespace(decode=False), SimpleNamespace(decode=True)],
+    steps=[SimpleNamespace(gives_tokens=False), SimpleNamespace(gives_tokens=True)],
 )
 """Two steps of two sites: keys 0; 3 and 4; then, decoded, 1; 3."""
 

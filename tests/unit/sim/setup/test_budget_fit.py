@@ -27,6 +27,16 @@ def test_all_experts_are_the_most_that_fits() -> None:
     assert prepared(words).config["budget"] == {"resident_share": 1.0, "slots_gib": None}
 
 
+# Contracts: C183
+def test_what_could_be_swapped_out_is_no_memory_to_fill() -> None:
+    words = ["system=lru", "budget=fit", "model=tiny_mixtral", "hardware=paced_cpu", *FEW]
+    words.append("hardware.memory_gib=0.0092")
+    swap = "+hardware.swap={_target_: sim.machine.Swap, gib: 1, page_kib: 4, in_us: 5, out_us: 7}"
+    alone, swapping = prepared(words), prepared([*words, swap])
+    assert swapping.config["budget"] == alone.config["budget"]
+    assert swapping.ledger.total_bytes <= swapping.hardware.memory_bytes
+
+
 def test_what_leaves_no_room_is_refused_with_the_reason() -> None:
     words = ["system=lru", "budget=fit", *FEW]
     with pytest.raises(ValueError, match=r"nothing fits: the device holds 1\.5 GiB, but"):

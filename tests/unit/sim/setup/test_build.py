@@ -54,7 +54,7 @@ class Made:
         self.workload: Any = SimpleNamespace(limits="limits")
         for name, answer in (
             ("make_parts", lambda config: config["parts"]),
-            ("replace", lambda made, hardware: made),
+            ("replace", lambda made, **changes: made),
             ("_prepare", lambda *given: self.given.append(given[1:])),
             ("make_controller", self.controller),
             ("check_run_memory", self.memory),

@@ -219,6 +219,7 @@ def test_drafts_prefetches_growing_room_and_swap_are_made_where_they_are_asked_f
     made: Built,
 ) -> None:
     made.model.draft_sites = 3
+    made.hardware.links = (named(slot_us=0.0),)
     made.parts.loader.prefetch_budget = "within_layer"
     made.parts.predictor = named(reach=3)
     made.parts.workload.kv_allocation = "growing"

@@ -9,6 +9,7 @@ import pytest
 from sim.machine.durations import FixedDurations
 from sim.policies.predictors import NoPrediction
 from sim.setup.counted_prefetches import counted_prefetches
+from sim.study.trials import prepared
 from sim.values.types import Geometry, Step
 
 
@@ -78,3 +79,20 @@ def test_what_a_layer_takes_is_not_known_before_steps_that_depend_on_time() -> N
         r" set workload\.arrivals_per_s=null .*, or loader\.prefetch_budget to a number$",
     ):
         counted_prefetches("within_layer", None, workload, durations, GEOMETRY)
+
+
+# Contracts: C30, C64
+def test_a_load_that_looks_through_all_slots_takes_that_long_when_prefetches_are_counted() -> None:
+    """Half of 128 experts are 64 slots. To look through them takes 64 times 200 us: 12.8 ms more."""
+    words = ["system=lru", "model=tiny_mixtral", "hardware=paced_cpu", "trace.max_sequences=1"]
+    words += ["predictor=expected_needs", "loader.prefetch_budget=in_time"]
+    counted = []
+    for slot_us in (0, 200):
+        run = prepared([*words, f"+hardware.links.loader.slot_us={slot_us}"])
+        load_ns = run.durations.hop_ns(0, run.controller.geometry.variant_bytes[0])
+        decode = [step for step in run.workload.steps if step.decode]
+        dense = [run.durations.dense_ns(step)[site] for step in decode for site in step.sites]
+        layer_ns = sum(dense) // len(dense) + 2 * run.durations.expert_ns(0, 0, 1)
+        counted.append(run.controller.loader.prefetch_budget)
+        assert run.controller.predictor.reach * layer_ns // load_ns == counted[-1]
+    assert counted[0] > counted[1]

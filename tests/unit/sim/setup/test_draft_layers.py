@@ -14,8 +14,10 @@ from omegaconf import DictConfig
 from helpers.usual import usual
 from sim.audit.__main__ import audit
 from sim.audit.files import RunFiles
+from sim.results.forecasts import count_forecasts, nearest_forecasts
 from sim.results.latency import with_drafting
 from sim.results.run import Run
+from sim.screening.frontier import curve_of, walked
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.traces.drafts import STANDS_IN, with_draft_sites
@@ -62,6 +64,33 @@ def test_with_all_experts_resident_drafts_take_what_they_take_as_dense_work(
     told = dict(offloaded.summary["drafts"])
     del told["hit_ratio"], told["time_s"]
     assert told == there.summary["drafts"]
+
+
+# Contracts: C186
+def test_the_hits_of_every_budget_are_those_of_a_run_that_drafts(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    words = (OFFLOADED, "model=tiny_mixtral", "hardware=paced_cpu", "workload.draft_accepted=0.5")
+    ran = files_of(run_of(configure, bundled_trace, *words)).summary
+    fresh = run_of(configure, bundled_trace, *words)
+    whole = run_of(configure, bundled_trace, *words, "budget.resident_share=1.0")
+    point = walked(fresh.controller, fresh.workload)
+    assert ran["hit_ratio"] != ran["drafts"]["hit_ratio"]
+    assert point.hit_ratio == ran["hit_ratio"]
+    assert curve_of(whole.controller, whole.workload).at(point.slots).hit_ratio == ran["hit_ratio"]
+
+
+# Contracts: C109, C186
+def test_forecasts_of_drafts_are_not_among_those_of_decoded_tokens(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    words = (OFFLOADED, "workload.draft_layers=2", "predictor=activation_matrix_empty")
+    run = run_of(configure, bundled_trace, *words)
+    predictor = run.controller.predictor
+    forecast = [step for step, *_ in nearest_forecasts(run.workload, predictor, run.workload.steps)]
+    decoded = sum(step.decode and not step.drafting for step in forecast)
+    assert any(step.drafting for step in forecast)
+    assert count_forecasts(run.workload, predictor)[0].gates == decoded > 0
 
 
 # Contracts: C184, C186
@@ -140,7 +169,7 @@ def test_a_draft_needs_what_the_last_layer_chose_of_the_token_before_it(
             assert step.sites == tuple(range(last + 1))
             # The drafts read the row that the step begins with, and those after it.
             assert before == rows[: len(before)]
-            assert len(before) == step.drafts
+            assert len(before) == len(step.drafters)
             before = []
             continue
         assert step.sites == (last + 1,)

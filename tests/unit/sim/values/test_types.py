@@ -215,4 +215,4 @@ def test_keys_without_layers_slots_or_devices_of_their_own_have_the_usual_ones()
 
 def test_a_step_says_nothing_of_drafts_unless_it_is_told() -> None:
     one = Step(0, 4, 9, (1,), 9, False, (1,), ())
-    assert (one.sites, one.drafts, one.kept, one.found, one.drafting) == ((), 0, (), None, False)
+    assert (one.sites, one.drafters, one.kept, one.found, one.drafting) == ((), (), (), None, False)

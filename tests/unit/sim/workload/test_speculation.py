@@ -9,6 +9,7 @@ import pytest
 
 from sim.workload.batching import Batcher, Part, Request
 from sim.workload.speculation import Speculation
+from sim.workload.steps import drafters_of
 
 
 class Given(Speculation):
@@ -55,6 +56,21 @@ def test_every_sequence_of_a_step_goes_on_after_its_own_drafts() -> None:
         [(1, 4, 2), (1, 4, 2)],
         [(3, 2, 2), (3, 4, 4)],
     ]
+
+
+def test_a_step_tells_how_many_of_its_sequences_check_each_draft() -> None:
+    """The group's prompts are read in chunks of 3 rows beside what decodes."""
+    requests = [Request(0, 1, 4), Request(1, 6, 3)]
+    batcher = Batcher(requests, "continuous", 2, prefill_chunk=3, speculation=given(3))
+    found = steps(batcher)
+    assert [read(parts) for parts in found] == [
+        [(0, 1, 1), (0, 2, 2)],
+        [(1, 4, 4), (2, 3, 3)],
+        [(5, 1, 1)],
+        [(6, 3, 3)],
+    ]
+    assert [drafters_of(parts) for parts in found] == [(), (1, 1, 1), (), (1, 1)]
+    assert drafters_of((*found[1], *found[3])) == (2, 2, 1)
 
 
 def test_the_most_rows_of_a_step_count_drafts() -> None:
