@@ -250,6 +250,12 @@ class Hardware:
         return f"{self.devices.count} x {self.name} ({self.devices.split})"
 
     @property
+    def is_unified(self) -> bool:
+        """Whether the device's memory is the host's: it and its last link draw from one."""
+        shared = self.shared_memory
+        return shared is not None and {"compute", self.links[-1].name} <= set(shared.parties)
+
+    @property
     def compared(self) -> Validated | None:
         """How far its times were from measured ones; None where nobody compared them.
 

@@ -137,6 +137,7 @@ def test_pageable_memory_does_not_slow_the_reads_of_a_drive() -> None:
     found = [one for one in map(machine, MACHINES) if one.links[0].name in DRIVES]
     assert {one.name for one in found} >= {"m4", "jetson_agx_orin_hobbit", "oneplus_15r_bigmoe"}
     assert all(one.unpinned() == one for one in found)
+    assert all(one.is_unified for one in found)
 
 
 @pytest.mark.skipif(
