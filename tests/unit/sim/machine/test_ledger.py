@@ -68,7 +68,7 @@ def test_a_page_cache_takes_the_memory_that_the_device_shares_with_it() -> None:
     """C82: a Jetson of 30 GiB read again what a page cache of 1,000 GiB held."""
     cache = Pages(capacity_gib=0.5, gb_per_s=20)
     links = {"near": Link(10.0, 0.5, 6.0, page_cache=cache)}
-    drawn = {one: SharedMemory(99, ["compute", one]) for one in ("near", "cpu")}
+    drawn = {one: SharedMemory(99, ("compute", one)) for one in ("near", "cpu")}
     cpu = Cpu(1.0, 1.0, 10.0, 1.0, 20.0)
     apart, unified = (
         machine(links=links, cpu=cpu, shared_memory=shared)

@@ -109,7 +109,7 @@ def test_a_table_takes_the_place_of_its_formula_and_of_no_other() -> None:
     assert one.expert_ns(1, 0, 2) == 3_000
     assert list(one.dense_ns(Step(0, 0, 1, (0,), 500, True, (), ()))) == [10_000] * 3
     prompt = Step(0, 0, 7, (0,), 7, False, (), ())
-    assert one.dense_ns(prompt) == plain.dense_ns(prompt), "only a single row was measured"
+    assert list(one.dense_ns(prompt)) == [max(5_070, of) for of in plain.dense_ns(prompt)]
     assert one.hop_ns(0, 500_000) == 51_000
 
 
