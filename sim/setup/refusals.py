@@ -119,6 +119,11 @@ def _check_kv(parts: Parts) -> None:
             "workload.requests does not go with hardware.devices: on which device a prefix is held"
             " is not modelled; set hardware.devices=null"
         )
+    if asked.kv_ram_gib and hardware.is_unified:
+        raise ValueError(
+            f"workload.kv_ram_gib={asked.kv_ram_gib:g}: the RAM of machine {hardware.name} is its"
+            " device's memory; hold keys and values there with workload.kv_device_gib"
+        )
     if asked.kv_disk_gib and len(hardware.links) == 1:
         raise ValueError(
             f"workload.kv_disk_gib={asked.kv_disk_gib:g}: machine {hardware.name} has no link from a"
