@@ -297,9 +297,13 @@ class Hardware:
     def unpinned(self) -> Hardware:
         """The same machine with copies to the device from pageable memory."""
         first, *outer = self.links
-        return replace(
-            self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer)
-        )
+        slower = replace(first, efficiency=first.efficiency * first.pageable)
+        measured = self.measured
+        if measured is not None:
+            measured = measured.with_slower_copies(
+                first.name, first.pageable, first.latency_ns / us(1.0)
+            )
+        return replace(self, links=(slower, *outer), measured=measured)
 
     def together(self, uses_cpu: bool) -> Hardware:
         """The same machine with the parties in use slowed by their shared memory, as it says.
