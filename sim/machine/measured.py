@@ -23,10 +23,11 @@ class Measured:
     | dense_us | a layer of ``dense_params`` without its experts, for one row | its context's tokens |
     | copy_us, by name of the link | one service | its bytes |
 
-    Times are interpolated linearly, and extrapolated beyond the last two points. Below the first
-    point its time holds. An expert or layer of another size takes ``fixed_us`` of these times all
-    the same, and the rest in proportion to its parameters. A precision that was not measured takes
-    the times of the measured one whose moved weights have the nearest number of bits.
+    Times are interpolated linearly, and extrapolated beyond the last two points; there the formula
+    is the least that an expert or a layer takes. Below the first point its time holds. An expert or
+    layer of another size takes ``fixed_us`` of these times all the same, and the rest in proportion
+    to its parameters. A precision that was not measured takes the times of the measured one whose
+    moved weights have the nearest number of bits.
     """
 
     expert_params: float = 0.0

@@ -138,13 +138,13 @@ class Roofline:
     def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
         """The time of one site's layers without its experts.
 
-        An encoder's rows attend to all of their prompt. Several rows take no less than one takes
-        that was measured.
+        An encoder's rows attend to all of their prompt. Several rows, and contexts beyond a table of
+        measured times, take no less than the table says, and no less than the formula.
         """
         least_ns = 0
         if self._measured is not None and self._measured.dense_us:
             least_ns = self._measured.dense_ns(self.model.block_params(site), context)
-            if rows == 1:
+            if rows == 1 and context <= self._measured.dense_us[-1][0]:
                 return least_ns + self._forecast_ns
         m, compute = self.model, self.hardware.compute
         layers, encodes = m.layers_at(site), m.is_encoder(site)
@@ -186,8 +186,11 @@ class Roofline:
         return self._expert[precision, site, tokens]
 
     def _one_expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        least_ns = 0
         if self._measured is not None and (lent := self._lent[precision]) is not None:
-            return self._measured.expert_ns(lent, self.model.expert_params, tokens)
+            least_ns = self._measured.expert_ns(lent, self.model.expert_params, tokens)
+            if tokens <= self._measured.expert_us[lent][-1][0]:
+                return least_ns
         params, moved_bytes = self._expert_size(precision, site)
         compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
         read_bytes = moved_bytes * share + self._resident_bytes[precision]
@@ -198,9 +201,10 @@ class Roofline:
             in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
-        return written_out + compute.operation_ns(
+        formula_ns = written_out + compute.operation_ns(
             2 * tokens * params, read_bytes, compute.expert_launches
         )
+        return max(least_ns, formula_ns)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         """As in ``Durations``; raise ValueError if this machine has no CPU that computes."""

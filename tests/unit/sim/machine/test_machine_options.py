@@ -106,11 +106,29 @@ def test_a_table_takes_the_place_of_its_formula_and_of_no_other() -> None:
     one = durations(machine(measured=measured), precisions=("fp16", "int4"))
     plain = durations(machine(), precisions=("fp16", "int4"))
     assert [one.expert_ns(0, 0, tokens) for tokens in (1, 2, 4)] == [10_000, 15_000, 40_000]
-    assert one.expert_ns(1, 0, 2) == 3_000
+    assert one.expert_ns(1, 0, 1) == 3_000
     assert list(one.dense_ns(Step(0, 0, 1, (0,), 500, True, (), ()))) == [10_000] * 3
     prompt = Step(0, 0, 7, (0,), 7, False, (), ())
     assert list(one.dense_ns(prompt)) == [max(5_070, of) for of in plain.dense_ns(prompt)]
     assert one.hop_ns(0, 500_000) == 51_000
+
+
+def test_beyond_a_table_nothing_is_faster_than_its_formula() -> None:
+    """C81: a table whose last points fall gave an expert of 5,300 rows 0 ns on an H100."""
+    falls = Measured(
+        small().expert_params,
+        small().block_params(0),
+        0.0,
+        {"fp16": [[1, 9.0], [4, 6.0]]},
+        [[9, 5.0]],
+    )
+    one, plain = durations(machine(measured=falls)), durations(machine())
+    assert [one.expert_ns(0, 0, rows) for rows in (1, 4)] == [9_000, 6_000]
+    assert one.expert_ns(0, 0, 5) == 5_000
+    assert one.expert_ns(0, 0, 99_000) == plain.expert_ns(0, 0, 99_000) > 0
+    short, long = (Step(0, 0, 1, (0,), context, True, (), ()) for context in (9, 10**7))
+    assert list(one.dense_ns(short)) == [5_000] * 3
+    assert one.dense_ns(long) == plain.dense_ns(long)
 
 
 def test_pageable_copies_take_longer_than_those_that_were_measured() -> None:
