@@ -173,6 +173,12 @@ class Hardware:
             )
         if self.shared_memory is not None:
             self._check_parties("shared_memory.parties", self.shared_memory.parties)
+            timed = self.measured.parties if self.measured is not None else set()
+            if self.shared_memory.slows == "always" and timed & set(self.shared_memory.parties):
+                raise ValueError(
+                    "hardware.shared_memory.slows=always lowers rates, but hardware.measured has the"
+                    f" times of {', '.join(sorted(timed))}; set slows=as_drawn"
+                )
         self._check_beside()
         if self.validated != NEVER and not isinstance(self.validated, Validated):
             raise ValueError(

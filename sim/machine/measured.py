@@ -56,6 +56,11 @@ class Measured:
                     f"parameters of what {what}_us are the times of",
                 )
 
+    @property
+    def parties(self) -> set[str]:
+        """The links, and ``compute``, that have tables."""
+        return {*self.copy_us, *(["compute"] if self.expert_us or self.dense_us else [])}
+
     def stands_for(self, precision: str) -> str | None:
         """The measured precision whose times ``precision`` takes; None where none was measured.
 

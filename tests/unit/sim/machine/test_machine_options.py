@@ -113,6 +113,19 @@ def test_a_table_takes_the_place_of_its_formula_and_of_no_other() -> None:
     assert one.hop_ns(0, 500_000) == 51_000
 
 
+def test_a_memory_that_always_slows_is_refused_where_times_were_measured() -> None:
+    """C141: it lowered rates that a table does not ask, so that measured work was not slowed."""
+    tables = Measured(copy_us={"pcie": POINTS}), Measured(1.0, expert_us={"fp16": POINTS})
+    for table, party in zip(tables, ("pcie", "compute"), strict=True):
+        with pytest.raises(ValueError, match=rf"has the times of {party}; set slows=as_drawn"):
+            machine(measured=table, shared_memory=SharedMemory(9.0, ("compute", "pcie")))
+    drawn = SharedMemory(9.0, ("compute", "pcie"), "as_drawn")
+    assert machine(measured=tables[0], shared_memory=drawn).contention is not None
+    apart = SharedMemory(9.0, ("compute", "cpu"))
+    cpu = Cpu(1.0, 1.0, 10.0, 1.0, 20.0)
+    assert machine(measured=tables[0], shared_memory=apart, cpu=cpu).shared_memory == apart
+
+
 def test_beyond_a_table_nothing_is_faster_than_its_formula() -> None:
     """C81: a table whose last points fall gave an expert of 5,300 rows 0 ns on an H100."""
     falls = Measured(
