@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sim.fitting.artefact import Artefact, ArtefactError, read_artefact
-from sim.fitting.fits import profile_of, shape_of
+from sim.fitting.fits import check_recorded_for, profile_of, shape_of
 from sim.policies.base import Policy
 from sim.policies.requires import FitError, FitFile, Fitted, FutureNeeds, Given, Requires
 from sim.traces.gate_inputs import read_gate_inputs
@@ -44,6 +44,7 @@ def prepare(
     """
     requires = policy.requires
     artefact, seen = None, 0
+    check_recorded_for(policy, workload.trace.header)
     if requires.fit is not None:
         artefact = find_artefact(requires.fit, section, workload, directory)
         if artefact is not None and requires.fit.learnt:
