@@ -41,7 +41,7 @@ def check_recorded_for(policy: Policy, header: Header) -> None:
             raise ValueError(
                 f"trace {header.name} ({header.provenance.get('format')}) does not tell"
                 f" {LEFT_OUT[word]}, which {type(policy).__name__} is fitted on; choose another"
-                " predictor, or none"
+                " policy"
             )
 
 

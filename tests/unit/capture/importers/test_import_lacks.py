@@ -228,3 +228,15 @@ def test_what_goes_by_tokens_ranks_or_sequences_is_not_fitted_where_none_was_rec
         (tmp_path / "trace").symlink_to(tmp_path / lacking)
         with pytest.raises(ValueError, match=rf"does not tell {told}.* is fitted on; choose anoth"):
             run(3 if lacking == "sequences" else TOP_K, "workload=recorded", *words)
+
+
+# Contracts: C92
+def test_slots_are_divided_by_misses_of_tokens_only_where_these_were_recorded(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("moe_cache_eval", write_events(tmp_path / "events", BATCHED), tmp_path / "trace")
+    words = ("workload=recorded", "cache.scope=site")
+    assert run(TOP_K, *words, "cache.initial=popular")["trace"]["decode_tokens"] == 7
+    quotas = "cache=lru_measured_loads"
+    with pytest.raises(ValueError, match="which token chose which expert, which LRU is fitted on"):
+        run(TOP_K, quotas, *words)

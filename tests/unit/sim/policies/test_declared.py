@@ -45,7 +45,7 @@ def recorded(artefact: str | None) -> FitFile:
     [
         (LRU(), NOTHING),
         (LRU(initial="popular"), Requires(profile=True)),
-        (LRU("site", quotas=MeasuredLoads()), Requires(profile=True)),
+        (LRU("site", quotas=MeasuredLoads()), Requires(profile=True, recorded=ROWS)),
         (Belady(), Requires(future=True)),
         (Belady(initial="popular"), Requires(future=True, profile=True)),
         (GateLookahead(3), Requires(lookahead_sites=3)),
