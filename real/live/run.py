@@ -214,4 +214,6 @@ def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:
     ledger = check_run_memory(
         run.model, run.hardware, workload.limits, run.controller, draft_layers=0
     )
-    return replace(run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0)
+    return replace(
+        run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0, known=0
+    )

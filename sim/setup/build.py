@@ -101,7 +101,7 @@ def build(
         parts = replace(parts, hardware=hardware)
     budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
-    _prepare(parts, ("precision",), workload)
+    known = _prepare(parts, ("precision",), workload)
     held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
     directory = trace_directory(parts.trace.path)
     recorded = None if stored_bytes else recorded_bytes(directory, header, model)
@@ -122,7 +122,7 @@ def build(
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
         geometry = geometry_of(budget=budget)
     others = ("predictor", "placement", "payload", "cache", "ram_cache")
-    fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
+    known |= _prepare(parts, others, workload, geometry)
     durations = _durations(parts, geometry, held)
     if parts.loader.prefetch_budget in COUNTED:
         if hardware.links[0].slot_us:
@@ -157,10 +157,11 @@ def build(
         share,
         config["seed"],
         config,
-        fitted_on,
+        known["predictor"],
         tuple(changed),
         recorded,
         kv_room,
+        max(known.values()),
     )
 
 
@@ -312,7 +313,7 @@ def _prepare(
 ) -> dict[str, int]:
     """Give the policies of these sections what they require.
 
-    Return, by section, on how many of the run's sequences the policy was fitted.
+    Return, by section, on how many of the run's sequences that rests which the policy knows.
     """
     directory, precision = trace_directory(parts.trace.path), parts.precision.constant
     policies = parts.policies()

@@ -125,6 +125,7 @@ FIELDS = (
     "changed",
     "recorded",
     "kv_room",
+    "known",
 )
 OTHERS = ("predictor", "placement", "payload", "cache", "ram_cache")
 
@@ -177,6 +178,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         "changed": ("trace.x=1",),
         "recorded": None,
         "kv_room": None,
+        "known": 6,
     }
 
 
