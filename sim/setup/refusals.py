@@ -14,7 +14,8 @@ from sim.machine.hardware import Hardware
 from sim.policies.base import Policy
 from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
-from sim.values.units import require_number
+from sim.values.types import Geometry
+from sim.values.units import GIB, require_number
 from sim.workload.batching import NO_ARRIVALS
 from sim.workload.steps import Workload
 
@@ -304,6 +305,30 @@ def check_parts(parts: Parts, workload: Workload) -> None:
         )
     for section, policy in parts.policies().items():
         _check_required(section, policy, workload)
+
+
+def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
+    """Raise ValueError where the CPU may compute experts that lie on a drive: nothing here reads them
+    for it, so they would cost no more than those in RAM.
+    """
+    hardware = parts.hardware
+    if not parts.placement.uses_cpu or len(hardware.links) < 2:
+        return
+    keys = (
+        geometry.key(0, site, expert)
+        for site in range(geometry.sites)
+        for expert in range(geometry.experts)
+    )
+    every = sum(geometry.bytes_of(key) for key in keys if key not in geometry.missing)
+    ram_bytes = hardware.route.ram_bytes
+    if every > max(geometry.capacity_bytes, ram_bytes):
+        last = hardware.links[-1].name
+        raise ValueError(
+            f"this placement may compute experts on the CPU, but of {every / GIB:.3g} GiB RAM holds"
+            f" {ram_bytes / GIB:.3g} (hardware.ram.capacity_gib) and the rest lies beyond {last}:"
+            " reading it for the CPU is not modelled; choose placement=load, or a machine whose RAM"
+            " holds all experts"
+        )
 
 
 def _check_required(section: str, policy: Policy, workload: Workload) -> None:
