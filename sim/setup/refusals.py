@@ -309,10 +309,14 @@ def check_parts(parts: Parts, workload: Workload) -> None:
 
 def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
     """Raise ValueError where the CPU may compute experts that lie on a drive: nothing here reads them
-    for it, so they would cost no more than those in RAM.
+    for it, so they would cost no more than those in memory.
+
+    A drive is behind a managed RAM, or behind the memory that the device shares with its link.
     """
-    hardware = parts.hardware
-    if not parts.placement.uses_cpu or len(hardware.links) < 2:
+    hardware, shared = parts.hardware, parts.hardware.shared_memory
+    last = hardware.links[-1].name
+    is_unified = shared is not None and {"compute", last} <= set(shared.parties)
+    if not parts.placement.uses_cpu or (len(hardware.links) < 2 and not is_unified):
         return
     keys = (
         geometry.key(0, site, expert)
@@ -320,14 +324,13 @@ def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
         for expert in range(geometry.experts)
     )
     every = sum(geometry.bytes_of(key) for key in keys if key not in geometry.missing)
-    ram_bytes = hardware.route.ram_bytes
-    if every > max(geometry.capacity_bytes, ram_bytes):
-        last = hardware.links[-1].name
+    held = max(geometry.capacity_bytes, hardware.route.ram_bytes)
+    if every > held:
         raise ValueError(
-            f"this placement may compute experts on the CPU, but of {every / GIB:.3g} GiB RAM holds"
-            f" {ram_bytes / GIB:.3g} (hardware.ram.capacity_gib) and the rest lies beyond {last}:"
-            " reading it for the CPU is not modelled; choose placement=load, or a machine whose RAM"
-            " holds all experts"
+            f"this placement may compute experts on the CPU, but of {every / GIB:.3g} GiB of them"
+            f" memory holds {held / GIB:.3g} and the rest lies beyond {last}: reading it for the CPU"
+            " is not modelled; choose placement=load, fewer bits (precision=), or a machine whose"
+            " memory holds all experts"
         )
 
 
