@@ -324,13 +324,12 @@ def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
         for expert in range(geometry.experts)
     )
     every = sum(geometry.bytes_of(key) for key in keys if key not in geometry.missing)
-    held = max(geometry.capacity_bytes, hardware.route.ram_bytes)
-    if every > held:
+    if every > max(geometry.capacity_bytes, hardware.route.ram_bytes):
         raise ValueError(
-            f"this placement may compute experts on the CPU, but of {every / GIB:.3g} GiB of them"
-            f" memory holds {held / GIB:.3g} and the rest lies beyond {last}: reading it for the CPU"
-            " is not modelled; choose placement=load, fewer bits (precision=), or a machine whose"
-            " memory holds all experts"
+            "this placement may compute experts on the CPU, but neither the device's slots nor RAM hold"
+            f" all {every / GIB:.3g} GiB of them, and the rest lies beyond {last}: reading it for the"
+            " CPU is not modelled; choose placement=load, fewer bits (precision=), more slots (budget)"
+            " or more RAM"
         )
 
 

@@ -352,5 +352,5 @@ def test_the_cpu_computes_no_experts_that_lie_on_a_drive(words: list[str], is_to
     if not is_told:
         prepared(fiddler)
         return
-    with pytest.raises(ValueError, match=r"of 42 GiB of them memory holds 21 and .* nvme:"):
+    with pytest.raises(ValueError, match=r"hold all 42 GiB of them, and the rest lies .* nvme:"):
         prepared(fiddler)
