@@ -34,6 +34,7 @@ from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import (
     FIT,
     check_changed,
+    check_cpu_reach,
     check_drafts,
     check_parts,
     check_recorded,
@@ -139,6 +140,7 @@ def build(
     except CapacityError as error:
         smallest = _smallest_budget(config, parts, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
+    check_cpu_reach(parts, geometry)
     durations.slots = controller.slots.count
     drafts = parts.workload.speculation.layers_in_use
     ledger = check_run_memory(model, hardware, workload.limits, controller, drafts, workload)

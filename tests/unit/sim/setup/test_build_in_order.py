@@ -70,6 +70,7 @@ class Built:
             ("check_drafts", lambda parts, **of: self.told("check_drafts", of)),
             ("check_parts", lambda parts, workload: self.told("check_parts")),
             ("check_recorded", lambda config, constant, workload: self.told("recorded", constant)),
+            ("check_cpu_reach", lambda parts, geometry: self.told("cpu_reach")),
             ("check_devices_parts", lambda *given: self.told("check_devices")),
             ("with_ranking", lambda hardware, ranking: named(**vars(hardware), ranking=ranking)),
             ("profile_of", lambda trace: named(ranking="ranking")),
@@ -149,6 +150,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         ("prepare", ("precision",), False),
         ("prepare", OTHERS, True),
         ("held", 4.5),
+        ("cpu_reach",),
         ("memory", "limits", 5),
     ]
     geometry = run.controller.geometry
