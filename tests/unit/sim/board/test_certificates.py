@@ -171,7 +171,7 @@ def test_a_trace_with_altered_bytes_is_found(
             for word, message in (
                 ("trace.max_sequences=4x", "trace.max_sequences='4x' must be a whole number"),
                 ("trace.exclude=5", "trace.exclude=5 must be a list of flags"),
-                ("trace.path=[1]", "trace.path=[1] must be the directory of a trace"),
+                ("trace.path=[1]", "trace.path=[1] must be one value"),
                 ("~model", "model=None must be a section of values"),
             )
         ),
