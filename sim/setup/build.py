@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from sim.core.controller import Controller
 from sim.core.loader import COUNTED
 from sim.fitting.fits import profile_of
-from sim.fitting.prepare import prepare
+from sim.fitting.prepare import prepare, profiled
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.machine.devices import USE, device_of, route_of, with_ranking
 from sim.machine.devices_costs import Timed
@@ -96,13 +96,14 @@ def build(
     check_parts(parts, workload)
     check_recorded(config, selector.constant, workload)
     check_devices_parts(parts, config, workload)
-    fits = config["budget"] == FIT
+    fits, known = config["budget"] == FIT, dict[str, int]()
     if hardware.devices is not None and hardware.devices.order == USE:
         hardware = with_ranking(hardware, profile_of(trace).ranking)
         parts = replace(parts, hardware=hardware)
+        known["devices"] = profiled(workload)
     budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
-    known = _prepare(parts, ("precision",), workload)
+    known |= _prepare(parts, ("precision",), workload)
     held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
     directory = trace_directory(parts.trace.path)
     recorded = None if stored_bytes else recorded_bytes(directory, header, model)

@@ -170,6 +170,8 @@ def test_the_summary_says_how_many_sequences_were_fitted_on(
         (("cache=popular", "trace.split=all"), 32),
         (("cache=lru", "trace.split=all"), 0),
         (("cache=lru", "predictor=next_site", "trace.split=all"), 32),
+        (("devices=owners_2", "hardware.devices.order=use", "trace.split=all"), 32),
+        (("devices=owners_2", "hardware.devices.order=use"), 0),
     ],
 )
 def test_a_run_of_the_sequences_that_a_policy_profiled_or_was_fitted_on_says_so(
