@@ -250,6 +250,12 @@ class Hardware:
         return f"{self.devices.count} x {self.name} ({self.devices.split})"
 
     @property
+    def is_unified(self) -> bool:
+        """Whether the device's memory is the host's: it and its last link draw from one."""
+        shared = self.shared_memory
+        return shared is not None and {"compute", self.links[-1].name} <= set(shared.parties)
+
+    @property
     def compared(self) -> Validated | None:
         """How far its times were from measured ones; None where nobody compared them.
 
@@ -291,9 +297,13 @@ class Hardware:
     def unpinned(self) -> Hardware:
         """The same machine with copies to the device from pageable memory."""
         first, *outer = self.links
-        return replace(
-            self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer)
-        )
+        slower = replace(first, efficiency=first.efficiency * first.pageable)
+        measured = self.measured
+        if measured is not None:
+            measured = measured.with_slower_copies(
+                first.name, first.pageable, first.latency_ns / us(1.0)
+            )
+        return replace(self, links=(slower, *outer), measured=measured)
 
     def together(self, uses_cpu: bool) -> Hardware:
         """The same machine with the parties in use slowed by their shared memory, as it says.

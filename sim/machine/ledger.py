@@ -36,6 +36,7 @@ class Ledger:
       projections).
     - ``draft_bytes``: the layers that draft tokens, with all their experts.
     - ``prefix_bytes``: keys and values that are held to be reused.
+    - ``page_cache_bytes``: the page cache, where the device's memory is the host's.
     """
 
     dense_bytes: int
@@ -48,6 +49,7 @@ class Ledger:
     parts_bytes: int
     draft_bytes: int
     prefix_bytes: int
+    page_cache_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -72,6 +74,7 @@ def make_ledger(
     blocks are streamed through.
     """
     blocks = [model.block_bytes(site) for site in range(model.sites)] if dense_slots else []
+    caches = [link.page_cache for link in hardware.links if hardware.is_unified]
     return Ledger(
         dense_bytes=model.dense_bytes - sum(blocks) + dense_slots * max(blocks, default=0),
         kv_bytes=limits.tokens * model.kv_bytes_per_token,
@@ -85,6 +88,7 @@ def make_ledger(
         parts_bytes=parts_bytes,
         draft_bytes=draft_bytes,
         prefix_bytes=limits.kept_tokens * model.kv_bytes_per_token,
+        page_cache_bytes=sum(gib(cache.capacity_gib) for cache in caches if cache is not None),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from sim.machine.precision import PRECISIONS
@@ -83,6 +83,18 @@ class Measured:
     def _scaled(self, measured_ns: int, ratio: float) -> int:
         fixed_ns = min(measured_ns, us(self.fixed_us))
         return fixed_ns + round((measured_ns - fixed_ns) * ratio)
+
+    def with_slower_copies(self, link: str, share: float, latency_us: float) -> Measured:
+        """These tables where a link has a share of its bandwidth: what its services take beyond the
+        latency takes ``1 / share`` times as long.
+        """
+        if link not in self.copy_us:
+            return self
+        slower = [
+            [size, took + max(0.0, took - latency_us) * (1 / share - 1)]
+            for size, took in self.copy_us[link]
+        ]
+        return replace(self, copy_us={**self.copy_us, link: slower})
 
     def told(self, precisions: Iterable[str]) -> str | None:
         """What a reader must know of these precisions; None where all were measured."""

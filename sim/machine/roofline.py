@@ -138,11 +138,14 @@ class Roofline:
     def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
         """The time of one site's layers without its experts.
 
-        An encoder's rows attend to all of their prompt.
+        An encoder's rows attend to all of their prompt. Several rows take no less than one takes
+        that was measured.
         """
-        if self._measured is not None and self._measured.dense_us and rows == 1:
-            params = self.model.block_params(site)
-            return self._measured.dense_ns(params, context) + self._forecast_ns
+        least_ns = 0
+        if self._measured is not None and self._measured.dense_us:
+            least_ns = self._measured.dense_ns(self.model.block_params(site), context)
+            if rows == 1:
+                return least_ns + self._forecast_ns
         m, compute = self.model, self.hardware.compute
         layers, encodes = m.layers_at(site), m.is_encoder(site)
         attended = context - (0 if encodes else (rows / sequences - 1) / 2)
@@ -153,10 +156,8 @@ class Roofline:
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
         )
-        return (
-            compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
-            + self._forecast_ns
-        )
+        formula_ns = compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
+        return max(least_ns, formula_ns) + self._forecast_ns
 
     def tail_ns(self, step: Step) -> int:
         """The time of the LM head.

@@ -120,6 +120,11 @@ def _check_kv(parts: Parts) -> None:
             "workload.requests does not go with hardware.devices: on which device a prefix is held"
             " is not modelled; set hardware.devices=null"
         )
+    if asked.kv_ram_gib and hardware.is_unified:
+        raise ValueError(
+            f"workload.kv_ram_gib={asked.kv_ram_gib:g}: the RAM of machine {hardware.name} is its"
+            " device's memory; hold keys and values there with workload.kv_device_gib"
+        )
     if asked.kv_disk_gib and len(hardware.links) == 1:
         raise ValueError(
             f"workload.kv_disk_gib={asked.kv_disk_gib:g}: machine {hardware.name} has no link from a"
@@ -313,10 +318,8 @@ def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
 
     A drive is behind a managed RAM, or behind the memory that the device shares with its link.
     """
-    hardware, shared = parts.hardware, parts.hardware.shared_memory
-    last = hardware.links[-1].name
-    is_unified = shared is not None and {"compute", last} <= set(shared.parties)
-    if not parts.placement.uses_cpu or (len(hardware.links) < 2 and not is_unified):
+    hardware, last = parts.hardware, parts.hardware.links[-1].name
+    if not parts.placement.uses_cpu or (len(hardware.links) < 2 and not hardware.is_unified):
         return
     keys = (
         geometry.key(0, site, expert)

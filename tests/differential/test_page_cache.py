@@ -112,6 +112,7 @@ DRIVE = (
     "system=load_on_demand",
     "bounds=max",
     "hardware=jetson_agx_orin",
+    "hardware.memory_gib=128",
     "trace.max_sequences=1",
     "budget.resident_share=0.2",
 )

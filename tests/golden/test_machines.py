@@ -19,6 +19,8 @@ from sim.values.types import Step
 FACTS = ROOT.parent / "shared" / "facts" / "hardware.csv"
 FOLDER = ROOT / "conf" / "hardware"
 MACHINES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "generic")
+DRIVES = ("nvme", "sata", "ufs", "microsd")
+"""What links from a drive are called."""
 MIXTRAL_EXPERT = 352_321_536
 IN_FACTS = {
     "RTX 4090": ("rtx4090_pcie4", "rtx4090_nvme", "rtx4090_hobbit"),
@@ -128,6 +130,14 @@ def test_every_figure_of_a_machine_stands_beside_where_it_comes_from(name: str) 
         if figure.strip().replace(".", "").isdigit() and float(figure) and key.strip() != "engines":
             assert comment.strip(), text
     assert machine(name).name == name
+
+
+def test_pageable_memory_does_not_slow_the_reads_of_a_drive() -> None:
+    """C65: on unified memory transformers and fiddler read the drive at half its rate."""
+    found = [one for one in map(machine, MACHINES) if one.links[0].name in DRIVES]
+    assert {one.name for one in found} >= {"m4", "jetson_agx_orin_hobbit", "oneplus_15r_bigmoe"}
+    assert all(one.unpinned() == one for one in found)
+    assert all(one.is_unified for one in found)
 
 
 @pytest.mark.skipif(

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from helpers.round_machine import machine, small
+from sim.machine.hardware import Cpu
 from sim.machine.ledger import Ledger, check_ledger, full_ledger, make_ledger, overflow_bytes
-from sim.machine.parts import Swap
+from sim.machine.link import Link
+from sim.machine.link_parts import Pages
+from sim.machine.parts import SharedMemory, Swap
 from sim.values.units import GIB
 
 
@@ -55,9 +58,27 @@ def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() ->
         "parts_bytes": 11,
         "draft_bytes": 13,
         "prefix_bytes": 5 * 48,
+        "page_cache_bytes": 0,
     }
     parts = 1_776, 9_600, 1_344, 5_000, 70, 300, 1 << 28, 11, 13, 240
     assert ledger.total_bytes == sum(parts)
+
+
+def test_a_page_cache_takes_the_memory_that_the_device_shares_with_it() -> None:
+    """C82: a Jetson of 30 GiB read again what a page cache of 1,000 GiB held."""
+    cache = Pages(capacity_gib=0.5, gb_per_s=20)
+    links = {"near": Link(10.0, 0.5, 6.0, page_cache=cache)}
+    drawn = {one: SharedMemory(99, ("compute", one)) for one in ("near", "cpu")}
+    cpu = Cpu(1.0, 1.0, 10.0, 1.0, 20.0)
+    apart, unified = (
+        machine(links=links, cpu=cpu, shared_memory=shared)
+        for shared in (drawn["cpu"], drawn["near"])
+    )
+    assert (apart.is_unified, unified.is_unified) == (False, True)
+    assert check_memory(small(), apart, Limits(), slot_bytes=0).page_cache_bytes == 0
+    assert check_memory(small(), unified, Limits(), slot_bytes=0).page_cache_bytes == 1 << 29
+    with pytest.raises(ValueError, match=r"reserved 0\.25, page_cache 0\.50 GiB\); lower budget"):
+        check_memory(small(), unified, Limits(), slot_bytes=1 << 28)
 
 
 def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:

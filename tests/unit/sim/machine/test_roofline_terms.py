@@ -196,11 +196,22 @@ def test_a_measured_layer_is_of_one_row_and_waits_for_gates_run_ahead() -> None:
     on = machine(measured=table, forecasting=Forecasting("compute", 3))
     one = Roofline(small(), on, ("fp16",), forecast_sites=2)
     assert list(one.dense_ns(step())) == [10_000 + 6_001] * 3
-    two = step(rows=2, sequences=(0, 1))
-    plain = Roofline(small(), machine(), ("fp16",))
-    assert list(one.dense_ns(two)) == [ns + 6_001 for ns in plain.dense_ns(two)]
     copies = machine(measured=Measured(copy_us={"near": [[1, 9.0]]}))
     assert list(Roofline(small(), copies, ("fp16",)).dense_ns(step())) == [8_005] * 3
+
+
+def test_several_rows_take_no_less_than_the_one_that_was_measured() -> None:
+    """C81: on a machine whose layers were measured two rows took a quarter of one row's time."""
+    slow, fast = (
+        Roofline(small(), machine(measured=Measured(0.0, 240, dense_us=[[1, us]])), ("fp16",))
+        for us in (10.0, 0.5)
+    )
+    two = step(rows=2, sequences=(0, 1))
+    formula = Roofline(small(), machine(), ("fp16",)).dense_ns(two)
+    assert max(formula) < 10_000
+    assert min(formula) > 500
+    assert list(slow.dense_ns(two)) == [10_000] * 3
+    assert list(fast.dense_ns(two)) == list(formula)
 
 
 def test_lanes_and_projections_are_those_of_the_link_and_of_the_precision() -> None:

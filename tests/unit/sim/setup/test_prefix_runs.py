@@ -108,6 +108,7 @@ def test_the_calls_of_such_a_run_replay(configure: Configure, bundled_trace: Tra
 REFUSED = {
     "hardware=rtx4090_pcie4 devices=layers_2": "does not go with hardware.devices",
     "workload.kv_disk_gib=1": "no link from a drive to RAM",
+    "hardware=m4": "the RAM of machine m4 is its device.s memory; hold keys",
     "workload.requests=null": "which prompts begin alike is told by workload.requests",
     "workload.kv_allocation=growing": "kv_allocation=growing does not go with workload.requests",
     "workload.prompt_tokens=8": "workload.prompt_tokens does not go with workload.requests",

@@ -37,7 +37,12 @@ HARDWARE: dict[str, Any] = {
 }
 LOADER: dict[str, Any] = {"chunk_bytes": None, "dense_slots": 0, "write_back": False, "wait": "all"}
 TIERS = SimpleNamespace(moves=True)
-ASKED: dict[str, Any] = {"requests": None, "kv_disk_gib": 0.0, "tiers": lambda token_bytes: None}
+ASKED: dict[str, Any] = {
+    "requests": None,
+    "kv_ram_gib": 0.0,
+    "kv_disk_gib": 0.0,
+    "tiers": lambda token_bytes: None,
+}
 MOVED = of(ASKED, requests="file", tiers=lambda token_bytes: TIERS if token_bytes == 7 else None)
 MODEL: dict[str, Any] = {
     "name": "small",
