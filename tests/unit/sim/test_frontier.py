@@ -129,6 +129,11 @@ def test_the_command_writes_every_capacity_and_says_what_it_walked(
         (("system=hobbit", "predictor=none"), "choose one precision"),
         (("system=lru", "budget.resident_share=0.5"), "budget.resident_share is not given so"),
         (("system=lru", "policies=lur"), "did you mean lru"),
+        (("system=lru", "policies=lru", "cache=lfu"), "give one of them"),
+        (
+            ("system=lru", "policies=lru,transient", "loader.staging_slots=2"),
+            "Transient has room for 2 experts whatever the budget",
+        ),
     ],
 )
 def test_what_it_cannot_tell_is_refused_in_one_line(
