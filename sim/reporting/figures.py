@@ -12,6 +12,7 @@ import polars as pl
 from sim.reporting.runs import GIB, ReportedRun
 from sim.results.fronts import front
 from sim.results.hits import asked, is_found
+from sim.results.latency import with_drafting
 from sim.results.looks import COLOURS, MARKERS
 
 Runs = Sequence[ReportedRun]
@@ -302,7 +303,8 @@ def _token_ms(runs: Runs) -> list[tuple[ReportedRun, Any]]:
     for run in runs:
         tokens = run.table("tokens")
         if tokens is not None:
-            decoded = tokens.filter(pl.col("phase") == "decode")
+            # The drafts of a step are a part of its tokens' time, as in the summary's `itl_s`.
+            decoded = with_drafting(tokens).filter(pl.col("phase") == "decode")
             if len(decoded):
                 found.append((run, (decoded["end_ns"] - decoded["start_ns"]).to_numpy() / 1e6))
     return found

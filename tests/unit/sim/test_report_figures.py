@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 from sim.reporting import figures
 from sim.reporting.figures import BINS, means_between, pareto, stalls, systems, token_bins
 from sim.reporting.runs import ReportedRun
+from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import COLOURS
 from sim.setup.execute import execute
 from sim.study.trials import prepared
@@ -186,3 +187,17 @@ def test_a_link_is_as_busy_over_time_as_the_summary_says_of_all_of_it(
     (line,) = axis.get_lines()
     use = result.summary["link_utilisation"]["pcie"]
     assert float(np.mean(line.get_ydata())) == pytest.approx(use, rel=1e-9)
+
+
+def test_a_latency_has_the_drafts_of_its_step_and_all_make_the_time_of_decoding(
+    axis: Any,
+) -> None:
+    words = ("system=lru", "workload=mtp_4", "workload.draft_experts=offloaded")
+    shares = ("budget.resident_share=0.3", "trace.max_sequences=1", "workload.decode_tokens=8")
+    frames = execute(prepared((*words, *shares))).frames
+    assert (frames.tokens["phase"] == "draft").any()
+    shown: Any = SimpleNamespace(label="a", table=lambda name: getattr(frames, name))
+    figures.latency_cdf(axis, [shown])
+    (line,) = axis.get_lines()
+    total_ms = decode_time_and_tokens(frames)[0].sum() / 1e6
+    assert np.sum(line.get_xdata()) == pytest.approx(total_ms)
