@@ -154,7 +154,10 @@ def read_words(words: Sequence[str]) -> list[Cell]:
                 " are walked once; for the rest there is moelab study"
             )
         else:
-            grid[override.key_or_group] = list(override.sweep_iterator())
+            try:
+                grid[override.key_or_group] = list(override.sweep_iterator())
+            except HydraException:
+                raise ValueError(f"{word}: give each machine's value, with commas") from None
     plan = Plan("screen", base=(*DEFAULTS, *fixed), grids=(grid,))
     return plan_cells(plan)
 
