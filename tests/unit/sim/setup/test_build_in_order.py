@@ -74,6 +74,7 @@ class Built:
             ("check_devices_parts", lambda *given: self.told("check_devices")),
             ("with_ranking", lambda hardware, ranking: named(**vars(hardware), ranking=ranking)),
             ("profile_of", lambda trace: named(ranking="ranking")),
+            ("profiled", lambda workload: 50),
             ("_prepare", self.prepare),
             ("held_bits", lambda held, hardware: 4.5),
             ("recorded_bytes", lambda directory, header, model: self.recorded),
@@ -208,7 +209,7 @@ def test_a_budget_that_fits_is_found_and_written_into_the_configuration(made: Bu
     made.config["budget"] = "fit"
     made.hardware.devices = named(order="use")
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert run.hardware.ranking == "ranking"
+    assert (run.hardware.ranking, run.known) == ("ranking", 50)
     assert ("fit", run.hardware) in made.seen
     assert run.config["budget"] == {"resident_share": 0.5, "slots_gib": None}
     assert (run.controller.geometry.budget, run.resident_share) == (Budget(0.5), 0.5)
