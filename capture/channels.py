@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from capture.models.discover import CaptureError, MoELayer, discover
 from capture.models.expert_forms import form_of
 from capture.recording.extras import unpack_masks
-from capture.recording.load import load_model
+from capture.recording.load import load_model, require_weights
 from capture.recording.record import THRESHOLDS_FILE
 from capture.recording.settings import Settings
 from sim.fitting.artefact import Artefact, write_artefact
@@ -201,6 +201,7 @@ def main(arguments: Sequence[str]) -> int:
         assert isinstance(choice, TraceChoice)
         directory = trace_directory(choice.path)
         trace = read_trace(directory)
+        require_weights("model", settings.model, trace.header)
         layers = discover(load_model(settings))
         with Shown() as progress:
             artefact = count_channels(layers, trace, directory, progress)

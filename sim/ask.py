@@ -60,11 +60,19 @@ def main(arguments: Sequence[str]) -> int:
         console.print(table)
     for label in told_of(found):
         print_text(console, label)
-    for system, why in found.refused:
-        print_text(console, f"left out {system}: {why}")
+    for why, systems in _by_reason(found.refused).items():
+        print_text(console, f"left out {', '.join(systems)}: {why}")
     print_text(console, text)
     print_text(console, f"files: {place}")
     return 0
+
+
+def _by_reason(refused: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """The systems that one reason leaves out, in the order of the first of each reason."""
+    found: dict[str, list[str]] = {}
+    for system, why in refused:
+        found.setdefault(why, []).append(system)
+    return found
 
 
 def _name(words: Words) -> str:

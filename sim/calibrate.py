@@ -60,7 +60,7 @@ from sim.answers.engine_log import (
     fit_link,
     read_log,
 )
-from sim.answers.strata_log import machine_text, read_report
+from sim.answers.strata_log import machine_text, rates_of, read_report
 from sim.machine.hardware import Hardware
 from sim.machine.precision import PRECISIONS
 from sim.setup.configure import configure
@@ -312,10 +312,13 @@ def calibrate_lanes(request: Request) -> tuple[str, str]:
 def from_report(request: Request) -> tuple[str, str]:
     """The text of the machine's file, and what a log of Strata's tells."""
     report = read_report(request.log)
+    hardware: Hardware = make_object(sections(request)["hardware"])
+    for link, (rate, _) in rates_of(report, hardware).items():
+        check_base(hardware, link, rate * GB / 1e3)
     digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
     text = machine_text(
         report,
-        make_object(sections(request)["hardware"]),
+        hardware,
         request.base,
         request.name,
         f"{request.log.name} (sha256 {digest})",
@@ -339,7 +342,7 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
     overhead_ms = hardware.links[hardware.link_names.index(link)].latency_ns / NS_PER_MS
     fit = fit_link(values, rows, overhead_ms)
     check_units(hardware, link, fit.bytes_per_ms * 1e3, request.columns)
-    check_base(hardware, link, fit)
+    check_base(hardware, link, fit.bytes_per_ms, fit.overhead_ms)
     memory = None
     if request.model is not None:
         median_ms = float(np.median(values["compute"][:rows]))

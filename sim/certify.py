@@ -44,7 +44,9 @@ def main(words: Sequence[str]) -> int:
     for line in told((claim[side], from_row(found["runs"][side]["labels"])) for side in SIDES):
         print(line)
     if not rerun:
-        print("Not checked: that the runs have these times, hits and bounds. rerun=yes does that.")
+        print(
+            "Not checked: that the runs have these times, hits, bounds and labels. rerun=yes does that."
+        )
     print("It does not hold." if faults else "The certificate holds.")
     return 1 if faults else 0
 

@@ -119,6 +119,7 @@ def frontier(words: Sequence[str], names: Sequence[str | None], points: int) -> 
     for run in first:
         require_screenable(run.controller, run.workload.is_timed)
         require_slots(run.controller)
+        _require_whole(run)
     run = first[0]
     requests, most = requests_of(run.controller, run.workload), run.controller.slots.count
     least = min(requests.largest_union, most)
@@ -135,6 +136,16 @@ def frontier(words: Sequence[str], names: Sequence[str | None], points: int) -> 
         f" {run.workload.num_gates} gates"
     )
     return Frontier(title, tuple(found), shown, most, run.controller.geometry.slot_sizes[0])
+
+
+def _require_whole(full: Run) -> None:
+    """Raise ScreenError for a policy that leaves slots unused where all experts have room."""
+    slots, geometry = full.controller.slots, full.controller.geometry
+    if slots.count < geometry.capacity_bytes // geometry.slot_sizes[0]:
+        raise ScreenError(
+            f"cache: {type(full.controller.cache).__name__} has room for {slots.count} experts"
+            " whatever the budget, so it has no curve; choose another cache"
+        )
 
 
 def _policy(
@@ -280,6 +291,8 @@ def main(words: Sequence[str]) -> int:
     try:
         given = read(verb_of("frontier"), words)
         own = given.own
+        if "policies" in own and any(word.startswith("cache=") for word in given.overrides):
+            raise ValueError("policies= and cache= both name the caches; give one of them")
         names: list[str | None] = [*own["policies"].split(",")] if "policies" in own else [None]
         directory = folder_for(own, Path("outputs/frontier"))
         with own_folder(directory, overwrite=own.get("overwrite") == "yes"):

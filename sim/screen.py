@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.process.files import write_json
+from sim.process.files import write_json, writing_table
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
@@ -154,7 +154,10 @@ def read_words(words: Sequence[str]) -> list[Cell]:
                 " are walked once; for the rest there is moelab study"
             )
         else:
-            grid[override.key_or_group] = list(override.sweep_iterator())
+            try:
+                grid[override.key_or_group] = list(override.sweep_iterator())
+            except HydraException:
+                raise ValueError(f"{word}: give each machine's value, with commas") from None
     plan = Plan("screen", base=(*DEFAULTS, *fixed), grids=(grid,))
     return plan_cells(plan)
 
@@ -203,7 +206,8 @@ def _value(words: Sequence[str], key: str) -> str | None:
 
 def _write(found: pl.DataFrame, system: str, directory: Path) -> None:
     """Write the rows as ``table.parquet``, ``table.csv`` and ``table.json``."""
-    found.write_parquet(directory / "table.parquet")
+    with writing_table(directory):
+        found.write_parquet(directory / "table.parquet")
     rows = [
         {**row, "labels": told([(system, from_row(row["labels"]))])}
         for row in found.iter_rows(named=True)

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str]) -> int:
 def _tell(found: Answer, system: str, output_dir: Path) -> None:
     """Print the answer and write it, then remove the runs that were kept for it."""
     console = Console()
-    console.print(table_of(found, system))
+    console.print(table_of(found, system), crop=False)
     if found.growth:
         console.print(growth_table(found.growth))
     for why in found.refused:

@@ -84,9 +84,10 @@ class RouterHooks:
       chunks it must be told: a chunk of one token looks like decode.
     - ``flush_bytes`` is how much may gather on the device before it is moved.
 
-    Raise `CaptureError` for beams, cropped caches, steps that skip sites, and a model that was
-    compiled before the hooks were added. Such a model does not call the hooks: use
-    `disable_compile=True` or an uncompiled model.
+    Raise `CaptureError` for beams, cropped caches, texts that are continued without a cache, steps
+    that skip sites, and a model that was compiled before the hooks were added. Such a model does
+    not call the hooks: use `disable_compile=True` or an uncompiled model. Drafts that are all kept
+    crop nothing: they cannot be told from the rest of a prompt, and are recorded as such.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from capture.models.deepseek_moe import MODEL_TYPE, DeepseekMoeForCausalLM, native_config
 from capture.models.discover import CaptureError
 from capture.recording.settings import Settings
+from sim.traces.header import Header
 
 # Tried in this order: models that can continue a text, then towers without a head.
 AUTO_CLASSES = (
@@ -23,7 +24,7 @@ AUTO_CLASSES = (
     "AutoModel",
 )
 
-
+UNKNOWN_WEIGHTS = "unknown"
 _FAILURES = (OSError, ValueError, RuntimeError, KeyError, ImportError)
 
 
@@ -147,7 +148,7 @@ def chat_wrapper(tokenizer: Any) -> Callable[[Sequence[int]], list[int]] | None:
 def weights_sha256(model: str) -> str:
     """SHA-256 over the digests of the model's .safetensors files, in order of name.
 
-    "unknown" for a model that is no local directory or has no such files.
+    `UNKNOWN_WEIGHTS` for a model that is no local directory or has no such files.
     """
     directory = Path(model)
     files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
@@ -155,4 +156,17 @@ def weights_sha256(model: str) -> str:
     for path in files:
         with path.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest() if files else "unknown"
+    return digest.hexdigest() if files else UNKNOWN_WEIGHTS
+
+
+def require_weights(word: str, place: str, header: Header) -> None:
+    """Raise `CaptureError` where the weights at ``place``, which ``word`` names, are known not to be
+    those that the trace was captured from.
+    """
+    recorded = str(header.provenance.get("weights_sha256", UNKNOWN_WEIGHTS))
+    found = weights_sha256(place)
+    if UNKNOWN_WEIGHTS not in (recorded, found) and recorded != found:
+        raise CaptureError(
+            f"{word}={place} have sha256 {found[:12]}, but trace {header.name} was captured from"
+            f" {recorded[:12]}; name those, or capture these (moelab capture)"
+        )

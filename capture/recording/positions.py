@@ -63,6 +63,7 @@ class PositionTracker:
         self._seen = torch.zeros(0, dtype=torch.long)
         self._ended = torch.zeros(0, dtype=torch.bool)
         self._last_valid = torch.zeros(0, 0, dtype=torch.bool)
+        self._read_whole: torch.Tensor | None = None
 
     @property
     def num_steps(self) -> int:
@@ -83,6 +84,7 @@ class PositionTracker:
         phase = PREFILL if starts else DECODE if decodes else CHUNK
         valid = _valid(mask, past, tokens)
         if starts:
+            self._check_is_new(tokens)
             self._start(batch, tokens.device)
         else:
             self._check_goes_on(batch, past)
@@ -95,6 +97,7 @@ class PositionTracker:
         self._seen = self._seen + valid.sum(-1)
         self._cached = 0 if encoder else past + count
         self._last_valid = valid
+        self._read_whole = tokens if starts and not encoder else None
         sequence = self._first_sequence + torch.arange(batch, device=tokens.device)
         rows = StepRows(
             number=self._num_steps,
@@ -113,6 +116,21 @@ class PositionTracker:
         self._first_sequence, self._num_sequences = self._num_sequences, self._num_sequences + batch
         self._seen = torch.zeros(batch, dtype=torch.long, device=device)
         self._ended = torch.zeros(batch, dtype=torch.bool, device=device)
+
+    def _check_is_new(self, tokens: torch.Tensor) -> None:
+        """Refuse the text of the call before with one token more: without a cache a model that
+        continues a text reads all of it for each token.
+        """
+        before = self._read_whole
+        if before is None or tokens.shape != (before.shape[0], before.shape[1] + 1):
+            return
+        # Only such a call waits for the device.
+        if torch.equal(tokens[:, :-1], before) and bool((before >= 0).all()):
+            raise CaptureError(
+                "a step reads the text of the step before again, with one token more: without a"
+                " cache (use_cache=False) every token would be recorded again at each step; run with"
+                " a cache"
+            )
 
     def _check_goes_on(self, batch: int, past: int) -> None:
         if len(self._seen) != batch:

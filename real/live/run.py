@@ -12,8 +12,9 @@ import torch
 from capture.models.discover import CaptureError
 from capture.models.norms import gate_norms
 from capture.recording.load import load_tokenizer
-from capture.recording.prompts import Passage, cut_passages, prompts_file, read_prompts
+from capture.recording.prompts import Passage, Prompt, cut_passages, prompts_file, read_prompts
 from real.driver.loop import Driver
+from real.driver.settings import Live
 from real.live.asked import asking
 from real.live.batch import check_batches
 from real.live.channels import LiveChannels
@@ -37,7 +38,10 @@ GENERATED = "generated.jsonl"
 def prepare(
     request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
 ) -> Prepared:
-    """Prepare a live run. Raise ValueError for what a live run cannot have."""
+    """Prepare a live run. Raise ValueError for what a live run cannot have, `CaptureError` for
+    prompts that are too few or cannot be read.
+    """
+    _prompts_of(request.live)
     prepared = prepare_live(request, trace, advance)
     _check(prepared)
     return prepared
@@ -89,25 +93,31 @@ def _is_by_neuron(prepared: Prepared) -> bool:
     return prepared.weights is not None and prepared.weights.store.header.resident is not None
 
 
+def _prompts_of(live: Live) -> list[Prompt]:
+    """As many prompts as the run has sequences, in the order of their file."""
+    found = [
+        prompt
+        for prompt in read_prompts(prompts_file(Path(live.prompts)))
+        if prompt.split == live.split
+    ]
+    if len(found) < live.sequences:
+        raise CaptureError(
+            f"live.sequences={live.sequences}, but {live.prompts} has {len(found)} prompts with"
+            f" split={live.split}"
+        )
+    return found[: live.sequences]
+
+
 def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
     """The prompts, cut to their lengths, and the tokenizer.
 
-    Raise `CaptureError` where there are too few prompts, or one is too short.
+    Raise `CaptureError` where one is too short.
     """
     request, live = prepared.request, prepared.request.live
     folder = weights_folder(request.engine, prepared.run.model)
     assert folder is not None
     tokenizer = load_tokenizer(settings_of(request, folder))
-    prompts = [
-        prompt
-        for prompt in read_prompts(prompts_file(Path(live.prompts)))
-        if prompt.split == live.split
-    ]
-    if len(prompts) < live.sequences:
-        raise CaptureError(
-            f"live.sequences={live.sequences}, but {live.prompts} has {len(prompts)} prompts with"
-            f" split={live.split}"
-        )
+    prompts = _prompts_of(live)
     forced = live.continuation == "document"
     lengths = live.lengths()
 
@@ -115,7 +125,7 @@ def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     passages = []
-    for prompt, (prompt_tokens, new_tokens) in zip(prompts[: live.sequences], lengths, strict=True):
+    for prompt, (prompt_tokens, new_tokens) in zip(prompts, lengths, strict=True):
         # cut_passages takes half of the sequences, rounded up, of each split: of one sequence that
         # is one of the split "fit".
         passages += cut_passages(
@@ -214,4 +224,6 @@ def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:
     ledger = check_run_memory(
         run.model, run.hardware, workload.limits, run.controller, draft_layers=0
     )
-    return replace(run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0)
+    return replace(
+        run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0, known=0
+    )

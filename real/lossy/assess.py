@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from capture.recording.load import load_model, weights_sha256
+from capture.recording.load import load_model, require_weights
 from capture.recording.settings import Settings
 from real.live.foresight import Eyes, read_thresholds
 from real.lossy.loss import Quality, TokenLoss, quality_of
@@ -41,7 +41,6 @@ from sim.traces.trace import Header, Trace, trace_sha256
 from sim.values.places import ASSETS
 
 LOOPS = ("open", "closed")
-UNKNOWN_WEIGHTS = "unknown"
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,7 @@ class Weights:
                 f"no weights of {header.model.name} come with the project; say where they are:"
                 " weights=DIR, or weights=OWNER/NAME"
             )
-        recorded, found = (
-            str(header.provenance.get("weights_sha256", UNKNOWN_WEIGHTS)),
-            weights_sha256(place),
-        )
-        if UNKNOWN_WEIGHTS not in (recorded, found) and recorded != found:
-            raise ValueError(
-                f"weights={place} have sha256 {found[:12]}, but trace {header.name} was captured"
-                f" from {recorded[:12]}; name those, or capture these (moelab capture)"
-            )
+        require_weights("weights", place, header)
         return load_model(
             Settings(
                 model=place,

@@ -122,6 +122,7 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
         lost or (labels.lossy or "nothing").removeprefix("lossy (").removesuffix(")"),
         labels,
         with_machine=_pair((summary["calibration"].get("ci95") or {}).get("decode_tokens_per_s")),
+        stored_gib=summary["storage_bytes"] / GIB,
     )
 
 

@@ -36,6 +36,8 @@ class Row:
     quality: Quality | None = None
     with_machine: tuple[float, float] | None = None
     """``interval`` with the machine's error too, where that is known."""
+    stored_gib: float = 0.0
+    """What all experts take beyond the link, at every precision that the system uses."""
     behind: Paired | None = None
     """How many times as fast the fastest of its kind is, on the same sequences; None of that one."""
 

@@ -184,9 +184,11 @@ def _fastest(kind: str, rows: Sequence[Row]) -> str:
     known = best.quality
     quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"
+    beyond = "" if best.share >= 1 else f" and {best.stored_gib:.3g} GiB of experts beyond the link"
     return (
         f"{who}: {best.tokens_per_s:.3g} tokens/s{between(best.interval)}{_with_machine(best)} with"
-        f" {best.share:.0%} of the expert bytes resident, the first token after {best.first_s:.3g} s{lost}."
+        f" {best.share:.0%} of the expert bytes resident{beyond}, the first token after"
+        f" {best.first_s:.3g} s{lost}."
     )
 
 

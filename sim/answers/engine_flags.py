@@ -133,7 +133,8 @@ def read_flags(text: str) -> Flags:
             patterns.append("exps=CPU")
             continue
         value = next(left, None)
-        if value is None:
+        if value is None or value in _BY_NAME:
+            # Older versions had -fa without one.
             raise ValueError(f"flags: {name} needs a value")
         if meaning == "overrides":
             if first := found.pop("n_cpu_moe", 0):

@@ -183,19 +183,25 @@ def check_units(
         )
 
 
-def check_base(hardware: Hardware, link: str, fit: LinkFit) -> None:
-    """Raise ValueError where a link of the base has more than a fit says anew, such as a table of
-    measured times: then the machine would not take what the log's constants say.
+def check_base(
+    hardware: Hardware, link: str, bytes_per_ms: float, overhead_ms: float | None = None
+) -> None:
+    """Raise ValueError where a link of the base has more than a log says anew, such as a table of
+    measured times: then the machine would not take what the log says.
+
+    ``overhead_ms``: what the log says of a load; None where the base's counts.
     """
     number = hardware.link_names.index(link)
+    base = hardware.links[number]
+    latency_ms = base.latency_ns / NS_PER_MS if overhead_ms is None else overhead_ms
     anew = replace(
-        hardware.links[number],
-        peak_gb_per_s=fit.bytes_per_ms * 1e3 / GB,
+        base,
+        peak_gb_per_s=bytes_per_ms * 1e3 / GB,
         efficiency=1.0,
-        overhead_us=fit.overhead_ms * 1e3,
+        overhead_us=base.overhead_us if overhead_ms is None else overhead_ms * 1e3,
     )
     links = (*hardware.links[:number], anew, *hardware.links[number + 1 :])
-    told_ms = fit.overhead_ms + MIB / fit.bytes_per_ms
+    told_ms = latency_ms + MIB / bytes_per_ms
     made_ms = replace(hardware, links=links).hop_ns(number, MIB) / NS_PER_MS
     if abs(made_ms / told_ms - 1) > SAME_TIME:
         raise ValueError(

@@ -16,13 +16,14 @@ from sim.results.run import Run
 from sim.setup.execute import execute
 from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared, tokens_per_s
-from sim.values.types import Outcome
+from sim.values.types import Geometry, Outcome
 from sim.values.units import MIB
 
 FIRST = 16
 """Into how many parts a search first divides its range. Hits in a cache of what other layers leave
 rise and fall by chance, so few points would miss the top.
 """
+ALL_ON_CPU = ("exps=CPU",)
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Search:
     of the next lines between GPUs, and ``order`` that in which layers go to the CPU; () by number.
     """
 
+    _has_cpu = True
+
     def __init__(
         self,
         base: Flags,
@@ -55,7 +58,14 @@ class Search:
         simulate: Callable[[Sequence[str]], Future[Trial]],
     ) -> None:
         self._base, self._given, self._simulate = base, list(given), simulate
-        geometry = self._all_on_cpu().controller.geometry
+        try:
+            geometry = self._geometry(ALL_ON_CPU)
+        except ValueError as error:
+            # Where no CPU may compute experts (contract C142), a model that fits is held whole.
+            try:
+                geometry, self._has_cpu = self._geometry(()), False
+            except ValueError:
+                raise error from None
         self.layers = geometry.layer_of(geometry.sites - 1) + 1
         self.split, self.order = base.split, tuple[int, ...]()
         self._room: dict[Flags, int | None] = {}
@@ -94,7 +104,7 @@ class Search:
 
     def by_turns(self) -> tuple[int, ...]:
         """The first layer of each GPU, then the second of each, and so on."""
-        geometry = self._all_on_cpu(split=self.split).controller.geometry
+        geometry = self._geometry(ALL_ON_CPU, self.split)
         mine: dict[int, list[int]] = defaultdict(list)
         for site in range(geometry.sites):
             mine[geometry.on_device(geometry.key(0, site, 0))].append(geometry.layer_of(site))
@@ -117,16 +127,21 @@ class Search:
         sites = sorted(range(geometry.sites), key=lambda site: (misses[site], site))
         return tuple(map(geometry.layer_of, sites))
 
-    def _all_on_cpu(self, split: tuple[float, ...] = ()) -> Run:
-        line = replace(self._base, patterns=("exps=CPU",), split=split or self._base.split)
-        return prepared(words_of(line, self._given))
+    def _geometry(self, patterns: tuple[str, ...], split: tuple[float, ...] = ()) -> Geometry:
+        """The keys of a line with these patterns. Raise ValueError where it cannot run."""
+        line = replace(
+            self._base,
+            patterns=patterns or self._base.patterns,
+            split=split or self._base.split,
+        )
+        return prepared(words_of(line, self._given)).controller.geometry
 
     # ---- trying
 
     @property
     def most(self) -> int:
-        """All layers; of an order only those with experts."""
-        return len(self.order) or self.layers
+        """All layers; of an order only those with experts; none where no CPU may compute them."""
+        return (len(self.order) or self.layers) if self._has_cpu else 0
 
     @property
     def fewest(self) -> int:

@@ -140,7 +140,7 @@ class ComparedRuns:
         return python_figures.compared(self.comparison)
 
 
-def run(system: str, /, *words: str, progress: bool = False, **options: object) -> SimulatedRun:
+def run(system: str, *words: str, progress: bool = False, **options: object) -> SimulatedRun:
     """Simulate a system of ``conf/system`` and measure it. Nothing is written.
 
     ``words`` are overrides as on the command line, ``options`` the same as keywords, with two
@@ -167,6 +167,10 @@ def compare(a: SimulatedRun, b: SimulatedRun) -> ComparedRuns:
     Raise ValueError, naming both values, if they are not of the same trace, model, machine,
     workload and budget.
     """
+    if named := [one for one in (a, b) if not isinstance(one, SimulatedRun)]:
+        raise ValueError(
+            f"compare() is of two runs, got {named[0]!r}: compare(run('lru'), run(...))"
+        )
     names = str(a.summary["system"]), str(b.summary["system"])
     return ComparedRuns(comparison.compared(names, _trial(a), _trial(b)))
 

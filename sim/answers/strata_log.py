@@ -33,6 +33,8 @@ REQUEST = re.compile(
 HITS = re.compile(r"decode expert cache hit rate: [\d.]+% \((\d+) hits / (\d+) lookups\)")
 TIERS = re.compile(r"expert tiers: .* RAM (\d+) blobs, files (\d+) blobs ([\d.]+) MB read")
 LARGEST_BYTES = 1 << 28
+PCIE = "pcie"
+"""The link that a probe is of."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,27 @@ def _asked(groups: Sequence[str]) -> Asked:
     )
 
 
+def rates_of(report: Report, hardware: Hardware) -> dict[str, tuple[float, str]]:
+    """The rates, in GB/s, that links of a machine have by a report, each with what it is.
+
+    Where memory is unified the only link is the drive's, of which a probe of PCIe tells nothing.
+    Raise ValueError where the report has no rate of any of the links.
+    """
+    rates: dict[str, tuple[float, str]] = {}
+    *_, last = hardware.link_names
+    if report.probe_gb_per_s is not None and PCIE in hardware.link_names:
+        rates[PCIE] = report.probe_gb_per_s, "as the engine probed it"
+    if report.drive_gb_per_s is not None and last != PCIE:
+        rates[last] = report.drive_gb_per_s, "at which all experts were loaded"
+    if not rates:
+        raise ValueError(
+            f"the log has no rate of a link of base={hardware.name} ({', '.join(hardware.link_names)}):"
+            f" for {PCIE} a line 'PCIe probe: .. GB/s host->device' is needed, for a drive 'loaded .."
+            " GiB at .. GiB/s'"
+        )
+    return rates
+
+
 def machine_text(
     report: Report, hardware: Hardware, base: str, name: str, what: str, source: str
 ) -> str:
@@ -146,17 +169,7 @@ def machine_text(
 
     Raise ValueError where the log has no rate that the base machine has a link for.
     """
-    rates: dict[str, tuple[float, str]] = {}
-    if report.probe_gb_per_s is not None:
-        rates[hardware.link_names[0]] = report.probe_gb_per_s, "as the engine probed it"
-    if report.drive_gb_per_s is not None and len(hardware.links) > 1:
-        rates[hardware.link_names[-1]] = report.drive_gb_per_s, "at which all experts were loaded"
-    if not rates:
-        raise ValueError(
-            "the log has no rate of a link: a line 'PCIe probe: .. GB/s host->device' is needed, or,"
-            f" for a machine with a drive, 'loaded .. GiB at .. GiB/s' (base={base} has"
-            f" {', '.join(hardware.link_names)})"
-        )
+    rates = rates_of(report, hardware)
     lines = [
         f"# {base}, with what {what} tells of it.",
         *(f"# {fact}" for fact in report.facts()),

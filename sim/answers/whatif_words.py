@@ -89,10 +89,10 @@ def _depths(found: Answer, name: str) -> Iterator[str]:
 def table_of(found: Answer, system: str) -> Table:
     """The table of the answer, a row for each point; what is the same everywhere is below it."""
     rows = list(_rows(found))
+    speed = "tokens/s (95%)" if any(row.interval for _, row in rows) else "tokens/s"
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("system", lambda row: row.series),
-        ("tokens/s", lambda row: f"{row.tokens_per_s:.3g}"),
-        ("95 %", lambda row: _between(row.interval)),
+        (speed, lambda row: f"{row.tokens_per_s:.3g} {_between(row.interval)}".strip()),
         ("waits", lambda row: f"{row.waiting:.0%}"),
         ("hits", lambda row: "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"),
         ("slots a layer", lambda row: f"{row.slots_a_layer:.3g}"),
@@ -101,11 +101,11 @@ def table_of(found: Answer, system: str) -> Table:
     shown = [(head, of) for head, of in columns if len({of(row) for _, row in rows}) > 1]
     same = [
         f"{head} {of(rows[0][1])} at each point"
-        for head, of in columns[3:5]
+        for head, of in columns[2:4]
         if (head, of) not in shown and len(rows) > 1
     ]
     if len(rows) == 1:
-        shown = [(head, of) for head, of in columns[1:5] if of(rows[0][1])]
+        shown = [(head, of) for head, of in columns[1:4] if of(rows[0][1])]
     over = beside(
         (ends for row in found.rows for ends in (row.interval, row.speedup_interval)), OVER
     )
@@ -117,11 +117,14 @@ def table_of(found: Answer, system: str) -> Table:
         caption=escape("; ".join(filter(None, notes))),
         box=SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
-    for column in table.columns:
-        column.overflow = "fold"  # a number that is cut would be another one
     for value, row in rows:
         table.add_row(value, *(escape(of(row)) for _, of in shown))
+    for column in table.columns:
+        # Lines break between words only: a number in two parts, or cut, would be another one.
+        words = " ".join(map(str, (column.header, *column.cells))).split()
+        column.min_width = max(map(len, words))
     return table
 
 

@@ -211,6 +211,10 @@ def checks(found: Mapping[str, Any], rerun: bool) -> Iterator[Check]:
     cells = {side: _cell(found["runs"][side]["words"]) for side in SIDES}
     for side in SIDES:
         yield from _check_origin(found["runs"][side], cells[side], side, rerun)
+        # Digests of code have the versions in them, so these are told right where those are.
+        if code_of(cells[side].config) == found["runs"][side]["code"]:
+            fault = "" if found.get("versions") == versions() else f"they are {versions()}"
+            yield Check(f"{side}: versions that its code has", fault)
     yield _check_trace(found, cells)
     same, chosen = _check_conditions(found, cells), _check_sequences(found, cells["a"])
     yield from (same, chosen, _check_told(found, cells))
@@ -329,7 +333,8 @@ def _check_told(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Check:
             return Check(what, f"{side}: {run.get('command')} is not {command_of(run['words'])}")
         values = {word.partition("=")[2] for word in cell.words if word.split("=")[0] in PARTS}
         known = {*cell.words, *cell.system.split(), *values}
-        if wrong := [word for word in name.split() if word not in known and word[0] != "#"]:
+        named = name.split() or ["nothing"]
+        if wrong := [word for word in named if word not in known and word[0] != "#"]:
             return Check(what, f"{side} is called {name}, but {wrong[0]} is none of its words")
     config = cells["a"].config
     try:

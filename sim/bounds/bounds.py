@@ -104,8 +104,11 @@ def lower_bounds(
             *requests, high_slots + more, held | there, whole[must_load], over[must_load] + more
         )
 
-    why = _why_no_belady(controller)
-    belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
+    why = _why_no_belady(controller, permitted)
+    asked = permitted.of(lambda answers: max(answers) >= 0).astype(np.bool_)
+    belady = (
+        None if why else _fewest_by_pool(needs.tick[asked], item[asked], slots, held, whole[asked])
+    )
     # A dense block gives up its slot at its own gate. So every gate needs a load of its block,
     # except those whose blocks are there at the start.
     blocks = (
@@ -158,7 +161,7 @@ def _link_ns(
     return occupied if engines == 1 else max(latency + drawn, -(-occupied // engines))
 
 
-def _why_no_belady(controller: Controller) -> str | None:
+def _why_no_belady(controller: Controller, permitted: Permitted) -> str | None:
     """Why Belady's rule does not give the fewest loads here; None where it does."""
     geometry, loader = controller.geometry, controller.loader
     if len(geometry.precisions) > 1 or geometry.site_bytes is not None:
@@ -167,6 +170,8 @@ def _why_no_belady(controller: Controller) -> str | None:
         return "needs that may be computed elsewhere or not at all"
     if controller.selector.reroutes:
         return "needs that other experts may serve"
+    if any(min(answers) < 0 <= max(answers) for answers in permitted.answers):
+        return "needs that are left out where they are absent"
     if not controller.payload.whole:
         return "accesses that move parts of a variant"
     if loader.staging_slots or loader.retention != "strict":
@@ -177,7 +182,7 @@ def _why_no_belady(controller: Controller) -> str | None:
 
 
 def _fewest_by_pool(
-    needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
+    tick: IntArray, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
 ) -> int:
     """The fewest loads with this division into pools: ``fewest_loads`` summed over the pools."""
     pool = np.array(slots.pool_of, np.int64)[item]
@@ -185,7 +190,7 @@ def _fewest_by_pool(
     for number, capacity in enumerate(slots.capacity_bytes):
         mine = pool == number
         fit = capacity // slots.geometry.slot_sizes[0]
-        total += fewest_loads(needs.tick[mine], item[mine], fit, held, whole[mine])
+        total += fewest_loads(tick[mine], item[mine], fit, held, whole[mine])
     return total
 
 
@@ -194,6 +199,8 @@ def _permitted(controller: Controller, needs: Needs) -> Permitted:
     selector, last = controller.selector, len(controller.geometry.precisions) - 1
 
     def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
+        if max(answers) < 0:
+            return answers  # nothing serves what is left out anyway
         # A resident variant of higher precision serves, too; one of lower precision only with
         # low_for_high.
         lowest = last if controller.loader.low_for_high else max(answers)

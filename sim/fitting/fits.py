@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.fitting.artefact import Artefact
+from sim.policies.base import Policy
 from sim.policies.profile import Profile
 from sim.policies.requires import FitFile, Sample, Shape, Track
 from sim.traces.flags import check_flags
@@ -18,6 +19,12 @@ from sim.traces.trace import DECODE, Header, Trace, trace_sha256
 from sim.workload.choices import need_order
 from sim.workload.steps import Workload
 
+LEFT_OUT = {
+    "rows": "which token chose which expert",
+    "order": "the rank of a token's experts",
+    "sequences": "which sequence a token belongs to",
+}
+"""What a recording can leave out that a fit reads, by its word in `Header.lacks`."""
 _PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
 """Kept for as long as the trace is, so that many runs of one trace measure its profile once."""
 
@@ -25,6 +32,17 @@ _PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
 def shape_of(header: Header) -> Shape:
     model = header.model
     return Shape(model.sites, model.experts, model.top_k, header.encoder_sites, header.draft_sites)
+
+
+def check_recorded_for(policy: Policy, header: Header) -> None:
+    """Raise ValueError where the recording left out what the policy is fitted on (contract C92)."""
+    for word in policy.requires.recorded:
+        if word in header.lacks:
+            raise ValueError(
+                f"trace {header.name} ({header.provenance.get('format')}) does not tell"
+                f" {LEFT_OUT[word]}, which {type(policy).__name__} is fitted on; choose another"
+                " policy"
+            )
 
 
 def fit_sequences(

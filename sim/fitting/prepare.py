@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sim.fitting.artefact import Artefact, ArtefactError, read_artefact
-from sim.fitting.fits import profile_of, shape_of
+from sim.fitting.fits import check_recorded_for, profile_of, shape_of
 from sim.policies.base import Policy
 from sim.policies.requires import FitError, FitFile, Fitted, FutureNeeds, Given, Requires
 from sim.traces.gate_inputs import read_gate_inputs
@@ -37,16 +37,20 @@ def prepare(
     ``directory`` is where the run's trace lies. ``geometry``: None while there is none.
     ``precision``: the one at which every need is wanted, None where that varies.
 
-    Return how many of the run's sequences the policy was fitted on: 0 unless every sequence was
-    asked for. Raise ValueError for a fit that is not there, that is not of this trace and policy,
-    or that was made on sequences of the run.
+    Return on how many of the run's sequences that rests which the policy knows beforehand, by a fit
+    or a profile: 0 where the run has no fit sequence. Raise ValueError for a fit that is not there,
+    that is not of this trace and policy, or that was made on sequences of the run, unless every
+    sequence was asked for.
     """
     requires = policy.requires
     artefact, seen = None, 0
+    check_recorded_for(policy, workload.trace.header)
     if requires.fit is not None:
         artefact = find_artefact(requires.fit, section, workload, directory)
         if artefact is not None and requires.fit.learnt:
             seen = _check_leakage(artefact, section, workload)
+    if requires.profile:
+        seen = max(seen, profiled(workload))
     if requires.gate_inputs:
         _offer_gate_inputs(workload, directory)
     try:
@@ -158,6 +162,12 @@ def _check_leakage(artefact: Artefact, section: str, workload: Workload) -> int:
             " same"
         )
     return len(seen)
+
+
+def profiled(workload: Workload) -> int:
+    """How many of the run's sequences are among those of which a profile is made."""
+    ran = {sequence.sequence for sequence in workload.sequences}
+    return sum(one.split == "fit" for one in workload.trace.header.sequences if one.sequence in ran)
 
 
 def future_needs(workload: Workload, precision: int | None = None) -> FutureNeeds:

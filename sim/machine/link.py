@@ -9,8 +9,8 @@ from sim.machine.lanes import UNITS, Lanes
 from sim.machine.link_parts import RATES, Gather, Pages, Reads, Scattered, Unpack
 from sim.values.units import GB, NS_PER_S, gb_per_s, require_number, require_range, us
 
-ROUNDING = 1e-6
-"""How far the figures of a file may be off for want of digits, as a share."""
+ROUNDING = 1e-5
+"""How far the figures of a file may be off for want of digits, as a share: two of six digits."""
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,16 @@ class FittedPredictor(Predictor):
         return True
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """What the recording must tell (`Requires.recorded`) where something is fitted."""
+        return ("rows",)
+
+    @property
     def requires(self) -> Requires:
         if not self.needs_artefact:
             return Requires()
-        return Requires(fit=FitFile(self.kind, self.parameters, self.artefact, self.fit))
+        fit = FitFile(self.kind, self.parameters, self.artefact, self.fit)
+        return Requires(recorded=self.reads, fit=fit)
 
     def prepare(self, given: Given) -> None:
         self.know(given.shape, given.fit.arrays if self.needs_artefact else {})

@@ -79,6 +79,7 @@ class LearnedPerSite(FittedPredictor):
             lookahead_sites=self.score_sites,
             row_scores=NORM if self.score_sites else None,
             gate_inputs=self.inputs == "gate_input",
+            recorded=self.reads,
             fit=FitFile(self.kind, self.parameters, self.artefact, command=COMMAND),
         )
 

@@ -80,6 +80,10 @@ class ActivationMatching(FittedPredictor):
     def needs_artefact(self) -> bool:
         return self.collection == "fitted"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("rows", "sequences")
+
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
         """``matrices`` [C, S, E]: the matrix of each sequence, in the order of their numbers."""
         shape = sample.shape

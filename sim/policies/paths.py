@@ -49,6 +49,10 @@ class ExpertPaths(FittedPredictor):
     def parameters(self) -> dict[str, str | int]:
         return {"key": self.key}
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("rows", "order") if self.key == "first" else ("rows",)
+
     def codes(self, experts: IntArray) -> Codes:
         """The choice of each row, as a key, of a selection [R, K] in need order."""
         rows = (experts[:, :1] if self.key == "first" else np.sort(experts, axis=1)).tolist()

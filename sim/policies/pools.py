@@ -75,7 +75,9 @@ class Pooled(CachePolicy):
 
     @property
     def requires(self) -> Requires:
-        return Requires(profile=self.needs_profile)
+        # Counts of whole steps rank experts; how often a token's need is missed takes its own rows.
+        reads = ("rows",) if self._divides_by_profile else ()
+        return Requires(profile=self.needs_profile, recorded=reads)
 
     def prepare(self, given: Given) -> None:
         if self.shares and abs(sum(self.shares) - 1) > 1e-9:

@@ -151,7 +151,7 @@ class FutureNeeds:
 class Requires:
     """What a policy must be given, or find in its gates. Every default means: nothing.
 
-    The first five are looked for in the trace; a trace without them is refused by name. The others
+    The first six are looked for in the trace; a trace without them is refused by name. The others
     are given to ``prepare``.
     """
 
@@ -163,6 +163,10 @@ class Requires:
     """
     gate_inputs: bool = False
     """Gates offer ``gate_input``."""
+    recorded: tuple[str, ...] = ()
+    """What the recording must tell (contract C92): ``rows``, which token chose which expert; their
+    ``order``, or ranks; ``sequences``, whose the tokens are.
+    """
     preferences: bool = False
     """Gates offer ``preferences``: the trace keeps logits and routing rules."""
     active_shares: bool = False

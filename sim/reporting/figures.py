@@ -12,6 +12,7 @@ import polars as pl
 from sim.reporting.runs import GIB, ReportedRun
 from sim.results.fronts import front
 from sim.results.hits import asked, is_found
+from sim.results.latency import with_drafting
 from sim.results.looks import COLOURS, MARKERS
 
 Runs = Sequence[ReportedRun]
@@ -125,7 +126,7 @@ def link_use(axis: Any, runs: Runs) -> None:
         for (link,), rows in transfers.filter(pl.col("end_ns").is_not_null()).group_by(
             "link", maintain_order=True
         ):
-            start, end = rows["start_ns"].to_numpy() / 1e9, rows["end_ns"].to_numpy() / 1e9
+            start, end = apart(rows["start_ns"].to_numpy() / 1e9, rows["end_ns"].to_numpy() / 1e9)
             busy = np.array(
                 [
                     np.clip(np.minimum(end, b) - np.maximum(start, a), 0, None).sum()
@@ -134,7 +135,7 @@ def link_use(axis: Any, runs: Runs) -> None:
             )
             axis.plot(
                 (edges[:-1] + edges[1:]) / 2,
-                np.minimum(1, busy / width),
+                busy / width,
                 linewidth=1,
                 label=f"{run.label}: {link}",
             )
@@ -245,6 +246,18 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any, Runs], None], str | None]] = {
 """By name of the figure: its question, the function that draws it, and the table that it needs."""
 
 
+def apart(start: Any, end: Any) -> tuple[Any, Any]:
+    """The starts and ends of intervals, each without what an earlier one covers: several engines
+    of a link serve at once, and a service that gives way has others in it.
+
+    >>> apart(np.array([4.0, 0.0, 1.0]), np.array([5.0, 3.0, 2.0]))
+    (array([0., 3., 4.]), array([3., 3., 5.]))
+    """
+    order = np.argsort(start, kind="stable")
+    reach = np.maximum.accumulate(end[order])
+    return np.maximum(start[order], np.append(0.0, reach)[: len(order)]), reach
+
+
 def means_between(at: Any, values: Any, edges: Any) -> Any:
     """The means over time, between neighbouring ``edges``, of a value that changes in steps.
 
@@ -290,7 +303,8 @@ def _token_ms(runs: Runs) -> list[tuple[ReportedRun, Any]]:
     for run in runs:
         tokens = run.table("tokens")
         if tokens is not None:
-            decoded = tokens.filter(pl.col("phase") == "decode")
+            # The drafts of a step are a part of its tokens' time, as in the summary's `itl_s`.
+            decoded = with_drafting(tokens).filter(pl.col("phase") == "decode")
             if len(decoded):
                 found.append((run, (decoded["end_ns"] - decoded["start_ns"]).to_numpy() / 1e6))
     return found

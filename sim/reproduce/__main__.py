@@ -46,7 +46,7 @@ from sim.reproduce.field import published, rows, table
 from sim.reproduce.field_figures import figures, slots_table, splits, steps_table
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
-from sim.reproduce.recorded import with_recorded
+from sim.reproduce.recorded import has_gains, with_recorded
 from sim.reproduce.roles import PAPERS, Paper, RolesError, load_paper
 from sim.reproduce.rules import published as printed
 from sim.reproduce.verdicts import Verdict, partly, simulated_rows, verdict_of
@@ -72,6 +72,7 @@ def asked(words: Sequence[str]) -> Asked:
         "recorded": "",
         "field": "",
     }
+    named: list[str] = []
     for word in words:
         name, found, value = word.partition("=")
         if not found or name not in given:
@@ -79,6 +80,11 @@ def asked(words: Sequence[str]) -> Asked:
                 f"unknown argument {word!r}; known: {', '.join(f'{key}=...' for key in given)}"
             )
         given[name] = value
+        named.append(name)
+    if given["field"] and (others := [name for name in named if name != "field"]):
+        raise ValueError(
+            f"field={given['field']} goes alone: {others[0]}= says nothing of runs that others published"
+        )
     papers = tuple(given["paper"].split(","))
     if unknown := [name for name in papers if name not in PAPERS]:
         raise ValueError(f"unknown paper={','.join(unknown)}; known: {', '.join(PAPERS)}")
@@ -160,6 +166,11 @@ def main(words: Sequence[str]) -> int:
             return 0
         papers = [load_paper(name) for name in request.papers]
         if request.recorded:
+            if not any(has_gains(paper) for paper in papers):
+                raise ValueError(
+                    f"recorded={request.recorded} changes nothing of paper={','.join(request.papers)}:"
+                    " the gains over LRU and LFU are hobbit's"
+                )
             papers = [with_recorded(paper, request.recorded) for paper in papers]
         lines = phone_lines(request.phone) if request.phone else []
     except (ValueError, RolesError, PhoneError) as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sim.reproduce import phone
 from sim.reproduce.experiments import Outcome
 from sim.reproduce.identities import compute
-from sim.reproduce.phone import PhoneRun
+from sim.reproduce.phone import PhoneError, PhoneRun
 from sim.reproduce.roles import Paper
 from sim.reproduce.rules import Value, odds, published
 from sim.reproduce.storage import constants
@@ -123,9 +123,17 @@ def _default(outcomes: Outcomes, name: str) -> Value | None:
 
 
 def phone_lines(folder: Path) -> list[str]:
-    """The lines for the recorded phone runs in ``folder``; raise PhoneError if none is there."""
+    """The lines for the recorded phone runs in ``folder``.
+
+    Raise PhoneError if none is there, or none of its tokens can be judged.
+    """
     qwen, *others = phone.read_runs(folder)
-    half = qwen.half
+    half, tokens = qwen.half, len(qwen.read_bytes)
+    if tokens <= half:
+        raise PhoneError(
+            f"{folder / qwen.recording.metrics} has {tokens} decoded tokens; the machine is drawn from"
+            f" the first {half}, and those after them are judged"
+        )
 
     def told(name: str) -> str:
         own, signed = _middle(qwen.error(name))

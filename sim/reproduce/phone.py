@@ -213,7 +213,10 @@ def _columns(path: Path) -> dict[str, Floats]:
     ]
     names = [*(f"{name}_ms" for name in QUANTITIES), "read_bytes"]
     try:
-        return {name: np.array([float(row[name]) for row in rows]) for name in names}
+        found = {name: np.array([float(row[name]) for row in rows]) for name in names}
+        if wrong := [name for name, column in found.items() if not np.isfinite(column).all()]:
+            raise ValueError(f"{wrong[0]} has what is no number")
+        return found
     except (KeyError, TypeError, ValueError) as error:
         raise PhoneError(
             f"{path} must have numbers in the columns {', '.join(names)}: {error}"

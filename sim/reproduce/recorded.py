@@ -10,6 +10,7 @@ from typing import Any
 from sim.reproduce.identities import model
 from sim.reproduce.roles import Paper
 from sim.traces.header import parse_header
+from sim.values.places import ROOT
 
 GAINS = ("gain_over_lru", "gain_over_lfu")
 """The experiments that run on every trace at hand."""
@@ -20,11 +21,17 @@ Sequences that fell into repeating themselves are left out.
 """
 
 
+def has_gains(paper: Paper) -> bool:
+    """Whether one more trace changes anything of the paper."""
+    return bool(set(GAINS) & set(paper.experiments))
+
+
 def with_recorded(paper: Paper, asked: str) -> Paper:
     """``paper`` with one more trace in its `GAINS`; unchanged where it has none of these.
 
     ``asked`` is MODEL:DIR. Raise ValueError where it is no such pair, where the model or the trace
-    does not exist, and where the trace is of another model.
+    does not exist, where the trace is of another model, and where its folder is called as a trace of
+    the paper is.
     """
     name, found, place = asked.partition(":")
     folder = Path(place).resolve()
@@ -47,8 +54,14 @@ def with_recorded(paper: Paper, asked: str) -> Paper:
         ) from None
     except ValueError as error:
         raise ValueError(f"recorded={asked}: {error}") from None
-    if not set(GAINS) & set(paper.experiments):
+    if not has_gains(paper):
         return paper
+    own = paper.traces.get(folder.name)
+    if own is not None and ROOT / str(own.get("path", "")) != folder:
+        raise ValueError(
+            f"recorded={asked}: {paper.title} has a trace {folder.name} of its own, in whose place"
+            " this one would stand; rename the folder"
+        )
     words = [
         f"model={name}",
         f"trace={folder.name}",

@@ -150,8 +150,8 @@ def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
 def _knowledge(run: Run) -> str | None:
     """Which policies know of the run what is still to come."""
     ways = [type(policy).__name__ for policy in run.policies if policy.requires.future]
-    if run.fitted_on:
-        ways.append(f"fitted on {run.fitted_on} of its sequences")
+    if run.known:
+        ways.append(f"fitted on {run.known} of its sequences")
     return f"knows the future ({', '.join(ways)})" if ways else None
 
 

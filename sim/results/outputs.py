@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.machine.precision import AS_STORED
+from sim.process.files import writing_table
 from sim.process.interrupts import held_back
 from sim.process.printing import print_text
 from sim.results.bounded import bound_told
@@ -227,7 +228,8 @@ def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
     """Write the rows of ``parts``, in order, to one parquet file. One part is held at a time."""
     first = next(parts)
     if (second := next(parts, None)) is None:
-        first.write_parquet(path, compression="zstd")
+        with writing_table(path):
+            first.write_parquet(path, compression="zstd")
         return
     schema, begun = first.schema, [first, second]
     del first, second
@@ -237,9 +239,10 @@ def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
             yield begun.pop(0)
         yield from parts
 
-    register_io_source(in_order, schema=schema).sink_parquet(
-        path, compression="zstd", maintain_order=True
-    )
+    with writing_table(path):
+        register_io_source(in_order, schema=schema).sink_parquet(
+            path, compression="zstd", maintain_order=True
+        )
 
 
 def _write_json(path: Path, content: Summary, indent: int | None = None) -> None:

@@ -40,6 +40,10 @@ class Run:
     """The recorded sizes of the trace's experts, if it has any."""
     kv_room: KvRoom | None = None
     """The keys and values of each step, where slots shrink as they grow."""
+    known: int = 0
+    """On how many of the run's sequences that rests which its policies know beforehand, by a fit or
+    a profile: the most of any.
+    """
 
     @property
     def policies(self) -> tuple[Policy, ...]:

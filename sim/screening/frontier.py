@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sim.bounds.loads import fewest_loads
 from sim.bounds.problem import stays_until_next
 from sim.core.controller import Controller
+from sim.results.hits import ALWAYS, IF_ABSENT, SKIPS, skip_codes
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.values.types import Outcome
 from sim.workload.steps import Workload
@@ -35,7 +36,10 @@ NEVER = 1 << 40
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The lookups of a run in order: the gate of each, its key, and whether a step decoded it."""
+    """The lookups of a run in order: the gate of each, its key, and whether a step decoded it.
+
+    What the selector leaves out whatever the device holds is asked for by nobody (contract C107).
+    """
 
     tick: Ints
     key: Ints
@@ -68,10 +72,29 @@ class Point:
 def requests_of(controller: Controller, workload: Workload) -> Requests:
     """What a run will look up, at its one precision."""
     needs, geometry = workload.needs, controller.geometry
-    site, step = workload.gate_site[needs.tick], workload.gate_step[needs.tick]
+    asked = _is_asked(controller, workload)
+    tick, expert = needs.tick[asked].astype(np.int64), needs.expert[asked]
     is_decode = np.array([one.gives_tokens for one in workload.steps], np.bool_)
-    key = site.astype(np.int64) * geometry.units + needs.expert
-    return Requests(needs.tick.astype(np.int64), key, is_decode[step])
+    key = workload.gate_site[tick].astype(np.int64) * geometry.units + expert
+    return Requests(tick, key, is_decode[workload.gate_step[tick]])
+
+
+def _is_asked(controller: Controller, workload: Workload) -> NDArray[np.bool_]:
+    """By need, whether its selector does not leave it out anyway.
+
+    Raise ScreenError for one that leaves out what is absent: how many needs load depends on that.
+    """
+    selector, needs = controller.selector, workload.needs
+    if selector.constant is not None:
+        return np.ones(len(needs.tick), np.bool_)
+    codes = skip_codes(selector, needs.score)
+    if (codes == SKIPS.index(IF_ABSENT)).any():
+        raise ScreenError(
+            "precision: a selector that leaves out what is absent loads less than it asks for;"
+            " choose another (moelab study budget.resident_share=.. runs this one)"
+        )
+    asked: NDArray[np.bool_] = codes != SKIPS.index(ALWAYS)
+    return asked
 
 
 def require_slots(controller: Controller) -> None:
@@ -225,6 +248,7 @@ def walked(controller: Controller, workload: Workload) -> Point:
     require_screenable(controller, workload.is_timed)
     first_pass(controller, workload)
     outcome = np.frombuffer(bytes(controller.lookup_outcomes), np.uint8)
+    outcome = outcome[_is_asked(controller, workload)]
     requests = requests_of(controller, workload)
     is_hit = np.isin(outcome, (int(Outcome.HIT), int(Outcome.HIGH_FOR_LOW)))
     return Point(
@@ -247,6 +271,6 @@ def least_loads(
     loader, initial = controller.loader, controller.slots.initial
     if loader.retention != "strict":
         return None
-    stays = stays_until_next(workload, controller)
+    stays = stays_until_next(workload, controller)[_is_asked(controller, workload)]
     room = slots + loader.staging_slots
     return fewest_loads(requests.tick, requests.key, room, initial[:slots], stays)

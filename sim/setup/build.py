@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from sim.core.controller import Controller
 from sim.core.loader import COUNTED
 from sim.fitting.fits import profile_of
-from sim.fitting.prepare import prepare
+from sim.fitting.prepare import prepare, profiled
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.machine.devices import USE, device_of, route_of, with_ranking
 from sim.machine.devices_costs import Timed
@@ -34,6 +34,7 @@ from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import (
     FIT,
     check_changed,
+    check_cpu_reach,
     check_drafts,
     check_parts,
     check_recorded,
@@ -95,13 +96,14 @@ def build(
     check_parts(parts, workload)
     check_recorded(config, selector.constant, workload)
     check_devices_parts(parts, config, workload)
-    fits = config["budget"] == FIT
+    fits, known = config["budget"] == FIT, dict[str, int]()
     if hardware.devices is not None and hardware.devices.order == USE:
         hardware = with_ranking(hardware, profile_of(trace).ranking)
         parts = replace(parts, hardware=hardware)
+        known["devices"] = profiled(workload)
     budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
-    _prepare(parts, ("precision",), workload)
+    known |= _prepare(parts, ("precision",), workload)
     held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
     directory = trace_directory(parts.trace.path)
     recorded = None if stored_bytes else recorded_bytes(directory, header, model)
@@ -122,7 +124,7 @@ def build(
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
         geometry = geometry_of(budget=budget)
     others = ("predictor", "placement", "payload", "cache", "ram_cache")
-    fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
+    known |= _prepare(parts, others, workload, geometry)
     durations = _durations(parts, geometry, held)
     if parts.loader.prefetch_budget in COUNTED:
         if hardware.links[0].slot_us:
@@ -139,6 +141,7 @@ def build(
     except CapacityError as error:
         smallest = _smallest_budget(config, parts, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
+    check_cpu_reach(parts, geometry)
     durations.slots = controller.slots.count
     drafts = parts.workload.speculation.layers_in_use
     ledger = check_run_memory(model, hardware, workload.limits, controller, drafts, workload)
@@ -157,10 +160,11 @@ def build(
         share,
         config["seed"],
         config,
-        fitted_on,
+        known["predictor"],
         tuple(changed),
         recorded,
         kv_room,
+        max(known.values()),
     )
 
 
@@ -312,7 +316,7 @@ def _prepare(
 ) -> dict[str, int]:
     """Give the policies of these sections what they require.
 
-    Return, by section, on how many of the run's sequences the policy was fitted.
+    Return, by section, on how many of the run's sequences that rests which the policy knows.
     """
     directory, precision = trace_directory(parts.trace.path), parts.precision.constant
     policies = parts.policies()

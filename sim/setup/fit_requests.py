@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.fitting.fits import fit_sequences
+from sim.fitting.fits import check_recorded_for, fit_sequences
 from sim.policies.base import Predictor
 from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
@@ -84,6 +84,7 @@ def request_of(arguments: Sequence[str], trains: bool = False) -> FitRequest:
             f"{type(predictor).__name__} is no network; moelab fit makes its statistics"
         )
     trace = load_trace(choice.path, predictor.requires.lookahead_sites)
+    check_recorded_for(predictor, trace.header)
     return FitRequest(
         predictor,
         fit,

@@ -14,7 +14,8 @@ from sim.machine.hardware import Hardware
 from sim.policies.base import Policy
 from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
-from sim.values.units import require_number
+from sim.values.types import Geometry
+from sim.values.units import GIB, require_number
 from sim.workload.batching import NO_ARRIVALS
 from sim.workload.steps import Workload
 
@@ -309,6 +310,30 @@ def check_parts(parts: Parts, workload: Workload) -> None:
         )
     for section, policy in parts.policies().items():
         _check_required(section, policy, workload)
+
+
+def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
+    """Raise ValueError where the CPU may compute experts that lie on a drive: nothing here reads them
+    for it, so they would cost no more than those in memory.
+
+    A drive is behind a managed RAM, or behind the memory that the device shares with its link.
+    """
+    hardware, last = parts.hardware, parts.hardware.links[-1].name
+    if not parts.placement.uses_cpu or (len(hardware.links) < 2 and not hardware.is_unified):
+        return
+    keys = (
+        geometry.key(0, site, expert)
+        for site in range(geometry.sites)
+        for expert in range(geometry.experts)
+    )
+    every = sum(geometry.bytes_of(key) for key in keys if key not in geometry.missing)
+    if every > max(geometry.capacity_bytes, hardware.route.ram_bytes):
+        raise ValueError(
+            "this placement may compute experts on the CPU, but neither the device's slots nor RAM hold"
+            f" all {every / GIB:.3g} GiB of them, and the rest lies beyond {last}: reading it for the"
+            " CPU is not modelled; choose placement=load, fewer bits (precision=), more slots (budget)"
+            " or more RAM"
+        )
 
 
 def _check_required(section: str, policy: Policy, workload: Workload) -> None:

@@ -43,11 +43,16 @@ def main(words: Sequence[str]) -> int:
         output_dir = Path(options.get("output_dir", f"outputs/studies/{plan.name}"))
         given = {key: options[key] for key in OF_LAUNCHERS if key in options}
         launcher = make_launcher(options.get("launcher", "pool"), given)
+        retry, code = options.get("retry") == "yes", project_digest()
         if plan.search:
-            print(told(plan.name, run_search(plan, launcher, output_dir, say)))
+            if retry:
+                raise ValueError(
+                    "retry=yes is of a grid or a list: proposals of a search follow from the trials"
+                    " that were; another output_dir starts anew"
+                )
+            print(told(plan.name, run_search(plan, launcher, output_dir, say, code)))
             return 0
         cells = plan_cells(plan)
-        retry, code = options.get("retry") == "yes", project_digest()
         found = conduct(plan.name, cells, launcher, output_dir, retry, say, code)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -52,8 +52,7 @@ def conduct(
     with launcher, Dataset(output_dir, axes_of(cells), tell) as dataset:
         statuses = dataset.statuses
         bad = [key for key, status in statuses.items() if status in (REFUSED, FAILED)]
-        mine = {cell.key for cell in cells} & statuses.keys()
-        old = [key for key in mine if code is not None and dataset.codes[key] != code]
+        old = of_other_code(dataset, {cell.key for cell in cells} & statuses.keys(), code)
         if old and not retry:
             tell(f"{len(old)} cells are of other code (column code); retry=yes runs them again")
         if retry and (again := dataset.forget([*bad, *old])):
@@ -66,6 +65,11 @@ def conduct(
                 dataset.add(row)
                 report(row)
         return Conducted(Counter(dataset.statuses[cell.key] for cell in cells), len(left))
+
+
+def of_other_code(dataset: Dataset, keys: Iterable[str], code: str | None) -> list[str]:
+    """Those of ``keys`` whose rows other code than ``code`` has made; none where that is not given."""
+    return [key for key in keys if code is not None and dataset.codes[key] != code]
 
 
 def axes_of(cells: Iterable[Cell]) -> dict[str, object]:

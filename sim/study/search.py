@@ -24,7 +24,7 @@ from sim.results.labels import Labels, labels_in
 from sim.results.labels import told as labels_told
 from sim.results.paired import Paired, paired
 from sim.study.cells import Cell, make_cell
-from sim.study.conduct import axes_of, showing_progress
+from sim.study.conduct import axes_of, of_other_code, showing_progress
 from sim.study.dataset import Dataset
 from sim.study.launchers import Launcher
 from sim.study.plan import Plan, section
@@ -148,11 +148,16 @@ def _check_parameter(place: str, values: object) -> None:
 
 
 def run_search(
-    plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[[str], None]
+    plan: Plan,
+    launcher: Launcher,
+    output_dir: Path,
+    tell: Callable[[str], None],
+    code: str | None = None,
 ) -> SearchResult:
     """Search until all trials have ended, then judge the best on ``eval``.
 
-    Raise ValueError for what cannot be searched.
+    Rows that other code than ``code`` has made stay, and it is told. Raise ValueError for what
+    cannot be searched.
     """
     search, optuna = make_search(plan), _optuna()
     cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
@@ -162,6 +167,11 @@ def run_search(
         # Optuna warns of values that are lists, such as two shares; as JSON they come back equal.
         warnings.filterwarnings("ignore", message="Choices for a categorical distribution")
         rows: dict[str, Row] = {row["key"]: row for row in dataset.read().to_dicts()}
+        study = _open(optuna, search, output_dir, cells[0])
+        if old := of_other_code(dataset, rows, code):
+            tell(
+                f"{len(old)} cells are of other code (column code); another output_dir starts anew"
+            )
 
         def run(wanted: Sequence[Cell]) -> list[Row]:
             new = {cell.key: cell for cell in wanted if cell.key not in rows}
@@ -174,7 +184,6 @@ def run_search(
         for row in base:
             if row["status"] != DONE:
                 raise ValueError(f"the study without its parameters cannot run: {row['error']}")
-        study = _open(optuna, search, output_dir)
         _trials(optuna, study, search, plan, run, tell)
         best = [study.best_trial] if search.is_single else study.best_trials
         judged = run([_cell(plan, trial.params, "eval") for trial in best])
@@ -273,8 +282,12 @@ def _compare(ours: Row, theirs: Row) -> Paired:
     return paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]))
 
 
-def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
-    """Optuna's state of the search, new or as it was left."""
+def _open(optuna: Any, search: Search, output_dir: Path, cell: Cell) -> Any:
+    """Optuna's state of the search, new or as it was left.
+
+    ``cell``: the study without its parameters. Raise ValueError where the trials that are there are
+    of another: their objectives would be of other work.
+    """
     study = optuna.create_study(
         storage=f"sqlite:///{output_dir / STORAGE}",
         study_name="search",
@@ -292,12 +305,20 @@ def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
     study.sampler = samplers[search.sampler]()
     asked = {"parameters": dict(search.parameters), "objectives": dict(search.objectives)}
     kept = study.user_attrs.get("asked", asked)
-    if kept != asked:
+    if study.trials and kept != asked:
         raise ValueError(
             f"{output_dir} holds a search of {kept}, this one is of {asked}; choose another"
             " output_dir"
         )
+    of = {"key": cell.key, "words": " ".join(cell.words)}
+    before = study.user_attrs.get("of", of)
+    if study.trials and before["key"] != of["key"]:
+        raise ValueError(
+            f"{output_dir} holds a search over other words, files or another version"
+            f" ({before['words']}), this one is of {of['words']}; choose another output_dir"
+        )
     study.set_user_attr("asked", asked)
+    study.set_user_attr("of", of)
     return study
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from sim.process.files import writing_table
 from sim.results.run import Run
 from sim.setup.build import build, load_trace, trace_directory
 from sim.setup.configure import changes, configure
@@ -77,8 +78,9 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
         found = trial(words)
-    for name in TABLES:
-        getattr(found, name).write_parquet(f"{path}.{name}.parquet")
+    with writing_table(path):
+        for name in TABLES:
+            getattr(found, name).write_parquet(f"{path}.{name}.parquet")
     part = path.with_suffix(".part")
     part.write_text(
         json.dumps({"summary": found.summary, "config": found.config}), encoding="utf-8"

@@ -225,10 +225,25 @@ def forecasts_file(norm: str) -> str:
 def trace_sha256(header: Header) -> str:
     """The identity of a trace: a sha256 over all of its files but the header.
 
-    It is taken of one line ``path sha256`` a file, sorted by path, each ending in a newline.
+    It is taken of one line ``path sha256`` a file, sorted by path, each ending in a newline. An
+    imported trace has a line more, the digest of what was said at the import and no file holds: its
+    model, its dtype, what the recording lacks, and its sequences with their splits and flags.
     """
     lines = "".join(f"{path} {digest}\n" for path, digest in sorted(header.files.items()))
+    if header.source == "imported":
+        lines += f"header {_sha256_of_said(header)}\n"
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256_of_said(header: Header) -> str:
+    said = {
+        "model": asdict(header.model),
+        "dtype": header.dtype,
+        "lacks": sorted(header.lacks),
+        "in_order": header.stands_in_order,
+        "sequences": [asdict(one) for one in header.sequences],
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def parse_header(text: str | bytes) -> Header:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import polars as pl
 
+from sim.process.files import writing_table
 from sim.traces.checks import check_rows
 from sim.traces.header import (
     COUNTS_FILE,
@@ -65,7 +66,8 @@ def write_trace(
     frame = trace_frame(trace)
 
     def write_routes(place: Path) -> None:
-        frame.write_parquet(place, compression=compression, compression_level=compression_level)
+        with writing_table(place):
+            frame.write_parquet(place, compression=compression, compression_level=compression_level)
 
     return publish(directory, trace.header, write_routes, files)
 
@@ -75,7 +77,12 @@ def table_file(path: str, frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
 
     The frames are read only when the file is written, so they may be added until then.
     """
-    return {path: lambda place: pl.concat(frames).write_parquet(place, compression="zstd")}
+
+    def write(place: Path) -> None:
+        with writing_table(place):
+            pl.concat(frames).write_parquet(place, compression="zstd")
+
+    return {path: write}
 
 
 def check_new(directory: str | Path) -> None:

@@ -209,6 +209,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         resident_share=0.5,
         seed=0,
         fitted_on=0,
+        known=0,
         changed=(),
         recorded_bytes=None,
         config=_config(scenario, workload, controller, links),

@@ -28,7 +28,10 @@ MORE = (
     ("hobbit", NVME),
     (
         "mixtral_offloading",
-        (*NVME, "placement=absent_on_cpu", "loader.wait=in_order", "hardware.host.wake_us=20"),
+        (
+            *(NVME[0], "hardware.ram.capacity_gib=48", *ALONE),
+            *("placement=absent_on_cpu", "loader.wait=in_order", "hardware.host.wake_us=20"),
+        ),
     ),
     ("hobbit", (*TOGETHER, "loader.chunk_bytes=4194304", "hardware.prediction_us=30")),
     ("hobbit", OVER_TIME),

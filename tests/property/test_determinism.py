@@ -48,6 +48,7 @@ RUNS = {
     "requests over time, in two precisions, through RAM, in chunks, beside a CPU": (
         "system=hobbit",
         "hardware=rtx4090_nvme",
+        "hardware.ram.capacity_gib=48",
         "hardware.prediction_us=30",
         "workload=continuous_4_chunked",
         "workload.arrivals_per_s=0.5",

@@ -5,10 +5,12 @@ Oracle: the masks and shares that the capture itself measured.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from capture.channels import main, named_and_found
 from sim.fitting.artefact import read_artefact
@@ -78,7 +80,10 @@ def test_active_channels_are_those_that_the_trace_recorded() -> None:
         ([], "missing model=DIR"),
         ([f"model={MODEL}", "step=3"], "'step=3' must be one of model="),
         ([f"model={MODEL}", "trace=none_such"], "none_such"),
-        ([f"model={MODEL}", "trace=tiny_switch"], "capture it with hidden_sequences=4 or more"),
+        (
+            [f"model={MODEL.with_name('tiny_switch')}", "trace=tiny_switch"],
+            "capture it with hidden_sequences=4 or more",
+        ),
     ],
 )
 def test_what_cannot_be_counted_is_refused_in_one_message(
@@ -88,4 +93,18 @@ def test_what_cannot_be_counted_is_refused_in_one_message(
     told = capsys.readouterr()
     assert message in told.err
     assert told.err.strip().startswith("channels: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_checkpoint_of_the_same_shape_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "other")
+    place = tmp_path / "other" / "model.safetensors"
+    tensors = load_file(place)
+    save_file({name: values * 2 for name, values in tensors.items()}, place, {"format": "pt"})
+    told = [f"model={place.parent}", "trace=tiny_mixtral", f"output_dir={tmp_path / 'out'}"]
+    assert main(told) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "but trace tiny_mixtral was captured from a7b3d369503a; name those" in error
     assert not (tmp_path / "out").exists()

@@ -384,7 +384,8 @@ def test_all_that_was_found_is_printed_behind_its_tables_and_written_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[Any] = []
-    found = SimpleNamespace(model="m", machine="h", memory_gib=24.5, refused=[("a [x]", "no room")])
+    refused = [("a [x]", "no room"), ("b", "no gates"), ("c", "no room")]
+    found = SimpleNamespace(model="m", machine="h", memory_gib=24.5, refused=refused)
 
     @contextmanager
     def own(place: Path, overwrite: bool) -> Iterator[None]:
@@ -408,7 +409,8 @@ def test_all_that_was_found_is_printed_behind_its_tables_and_written_once(
         "one table",
         "another",
         "a label [x]",
-        "left out a [x]: no room",
+        "left out a [x], c: no room",
+        "left out b: no gates",
         "the [answer]",
         f"files: {PLACE}",
     ]

@@ -114,6 +114,15 @@ def test_a_log_without_rates_is_refused_and_nothing_is_written(
     assert not (tmp_path / "mine.yaml").exists()
 
 
+def test_a_base_whose_measured_times_stand_for_the_link_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file would say the probed rate, and runs would take the base's table."""
+    assert calibrated(log_of(tmp_path, START), "h100_sxm_pcie5_measured") == 2
+    assert "its link pcie has times of its own (measured.copy_us" in capsys.readouterr().err
+    assert not (tmp_path / "mine.yaml").exists()
+
+
 def test_words_of_fits_do_not_go_with_such_a_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

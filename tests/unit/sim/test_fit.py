@@ -28,6 +28,7 @@ from sim.policies.paths import ExpertPaths, NextSiteConditional
 from sim.policies.references import Foreseen
 from sim.policies.requires import FitFile
 from sim.results.forecasts import count_forecasts
+from sim.results.labels import labels_of
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.setup.fit_requests import request_of
@@ -158,6 +159,31 @@ def test_the_summary_says_how_many_sequences_were_fitted_on(
     run = build(configure(*words), "x", bundled_trace)
     assert [sequence.split for sequence in run.workload.sequences] == ["fit"]
     assert execute(run).summary["prediction"]["fitted_on"] == 1
+
+
+# Contracts: C113
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (("cache=popular", "trace.split=eval"), 0),
+        (("cache=popular", "trace.split=fit"), 32),
+        (("cache=popular", "trace.split=all"), 32),
+        (("cache=lru", "trace.split=all"), 0),
+        (("cache=lru", "predictor=next_site", "trace.split=all"), 32),
+        (("devices=owners_2", "hardware.devices.order=use", "trace.split=all"), 32),
+        (("devices=owners_2", "hardware.devices.order=use"), 0),
+    ],
+)
+def test_a_run_of_the_sequences_that_a_policy_profiled_or_was_fitted_on_says_so(
+    configure: Configure, bundled_trace: Trace, words: tuple[str, ...], known: int
+) -> None:
+    run = build(
+        configure("system=lru", *words, "budget.resident_share=0.25", "loader.staging_slots=4"),
+        "x",
+        bundled_trace,
+    )
+    told = f"knows the future (fitted on {known} of its sequences)" if known else None
+    assert labels_of(run, None).knows_future == told
 
 
 def with_json(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -12,8 +12,11 @@ import pytest
 
 from helpers.drawn import curves, kept
 from sim.frontier import draw, frontier, main
+from sim.policies.precisions import SkipLight
+from sim.screening.moves import ScreenError
 from sim.setup.execute import execute
 from sim.study.trials import prepared
+from sim.values.types import SKIP
 
 SMALL = ("system=lru", "trace.max_sequences=1", "workload.decode_tokens=24")
 
@@ -31,6 +34,30 @@ def test_hits_and_loads_are_those_of_runs(cache: str) -> None:
         assert policy.points[slots].hit_ratio == result.summary["hit_ratio"]
         assert policy.points[slots].loads == len(result.frames.transfers)
         assert policy.fewest[slots] == result.summary["bounds"]["belady_loads"]
+
+
+# Contracts: C107, C118
+@pytest.mark.parametrize("cache", ["lru", "sieve"])
+def test_what_a_selector_leaves_out_anyway_is_asked_for_and_loaded_by_nobody(cache: str) -> None:
+    words = (*SMALL, "precision=skip_light", "precision.skip_above=0.55")
+    (policy,) = frontier(words, [cache], 2).policies
+    slots = sorted(policy.points)[len(policy.points) // 2]
+    share = f"budget.resident_share={slots / 128:.6f}9"
+    run = prepared((*words, f"cache={cache}", share, "hardware.memory_gib=100", "bounds=max"))
+    result = execute(run)
+    assert result.summary["budget"]["slots"] == {"fp16": slots}
+    assert policy.points[slots].hit_ratio == result.summary["hit_ratio"]
+    assert policy.points[slots].loads == len(result.frames.transfers)
+    fewest = result.summary["bounds"]["belady_loads"]
+    assert policy.fewest.get(slots, fewest) == fewest
+
+
+def test_a_selector_that_leaves_out_what_is_absent_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SkipLight, "permitted", lambda self, score: (0, SKIP))
+    with pytest.raises(ScreenError, match="leaves out what is absent"):
+        frontier((*SMALL, "precision=skip_light"), ["lru"], 1)
 
 
 def test_both_passes_of_every_policy_show_how_far_they_are(
@@ -102,6 +129,11 @@ def test_the_command_writes_every_capacity_and_says_what_it_walked(
         (("system=hobbit", "predictor=none"), "choose one precision"),
         (("system=lru", "budget.resident_share=0.5"), "budget.resident_share is not given so"),
         (("system=lru", "policies=lur"), "did you mean lru"),
+        (("system=lru", "policies=lru", "cache=lfu"), "give one of them"),
+        (
+            ("system=lru", "policies=lru,transient", "loader.staging_slots=2"),
+            "Transient has room for 2 experts whatever the budget",
+        ),
     ],
 )
 def test_what_it_cannot_tell_is_refused_in_one_line(

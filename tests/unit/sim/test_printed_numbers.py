@@ -94,8 +94,7 @@ def of_whatif(place: Path, patch: pytest.MonkeyPatch) -> Told:
         {
             "GB/s": lambda row: [row["value"]],
             "system": lambda row: row["series"],
-            "tokens/s": lambda row: [row["tokens_per_s"]],
-            "95 %": lambda row: row["interval"] or [],
+            "tokens/s (95%)": lambda row: [row["tokens_per_s"], *(row["interval"] or ())],
             "waits": lambda row: [row["waiting"]],
             "hits": lambda row: "-" if row["hit_ratio"] is None else [row["hit_ratio"]],
             "times as fast": lambda row: [row["speedup"], *(row["speedup_interval"] or ())],

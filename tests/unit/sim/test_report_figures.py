@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -19,7 +20,10 @@ import matplotlib.pyplot as plt
 from sim.reporting import figures
 from sim.reporting.figures import BINS, means_between, pareto, stalls, systems, token_bins
 from sim.reporting.runs import ReportedRun
+from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import COLOURS
+from sim.setup.execute import execute
+from sim.study.trials import prepared
 
 FRONT = to_rgba(COLOURS[1])
 
@@ -161,3 +165,39 @@ def test_a_mean_over_time_is_that_of_every_moment(seed: int) -> None:
     steps, edges = Steps(seed), np.array([0.0, 0.5, 2.0, 4.0])
     found = means_between(steps.at, steps.values, edges)
     assert found == pytest.approx([steps.mean(a, b) for a, b in pairwise(edges)])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("system=hobbit",),
+        ("system=hobbit", "hardware.links.pcie.engines=2"),
+        ("system=edgemoe", "budget.resident_share=0.6", "hardware.memory_gib=64"),
+    ],
+    ids=["one engine", "two engines at once", "services that give way"],
+)
+def test_a_link_is_as_busy_over_time_as_the_summary_says_of_all_of_it(
+    words: tuple[str, ...], axis: Any
+) -> None:
+    result = execute(prepared((*words, "trace.max_sequences=1", "workload.decode_tokens=8")))
+    shown: Any = SimpleNamespace(
+        label="a", summary=result.summary, table=lambda name: getattr(result.frames, name)
+    )
+    figures.link_use(axis, [shown])
+    (line,) = axis.get_lines()
+    use = result.summary["link_utilisation"]["pcie"]
+    assert float(np.mean(line.get_ydata())) == pytest.approx(use, rel=1e-9)
+
+
+def test_a_latency_has_the_drafts_of_its_step_and_all_make_the_time_of_decoding(
+    axis: Any,
+) -> None:
+    words = ("system=lru", "workload=mtp_4", "workload.draft_experts=offloaded")
+    shares = ("budget.resident_share=0.3", "trace.max_sequences=1", "workload.decode_tokens=8")
+    frames = execute(prepared((*words, *shares))).frames
+    assert (frames.tokens["phase"] == "draft").any()
+    shown: Any = SimpleNamespace(label="a", table=lambda name: getattr(frames, name))
+    figures.latency_cdf(axis, [shown])
+    (line,) = axis.get_lines()
+    total_ms = decode_time_and_tokens(frames)[0].sum() / 1e6
+    assert np.sum(line.get_xdata()) == pytest.approx(total_ms)

@@ -122,6 +122,14 @@ def test_only_the_machine_may_vary() -> None:
         read_words(("cache=lru,lfu",))
 
 
+@pytest.mark.parametrize("word", ["hardware=glob(rtx*)", "hardware.memory_gib=interval(8,12)"])
+def test_machines_that_are_not_listed_are_refused_in_one_line(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main((*SMALL, word)) == 2
+    assert capsys.readouterr().err == f"error: {word}: give each machine's value, with commas\n"
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

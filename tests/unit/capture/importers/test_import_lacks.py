@@ -23,6 +23,7 @@ from helpers.recorder_dumps import DECODE, EXTEND, dump
 from helpers.recorder_dumps import write as write_dump
 from sim.setup.build import build
 from sim.setup.execute import execute
+from sim.setup.fit_requests import request_of
 from sim.traces.trace import Trace, read_trace
 from sim.workload.steps import Workload
 from unit.capture.importers.test_import_moe_cache_eval import BATCHED
@@ -203,3 +204,39 @@ def test_rows_of_unknown_sequences_are_not_put_into_other_batches(
         match=r"not tell which sequence a token belongs to, .*; choose workload=recorded",
     ):
         run(3, "workload=static_4")
+
+
+# Contracts: C92
+def test_what_goes_by_tokens_ranks_or_sequences_is_not_fitted_where_none_was_recorded(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("moe_cache_eval", write_events(tmp_path / "events", BATCHED), tmp_path / "rows")
+    imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "order", order="unknown")
+    passes = [(EXTEND, [(0, 0, 3), (1, 0, 3)]), (DECODE, [(0, 3, 1), (1, 3, 1)])]
+    imported("sglang", write_dump(tmp_path, dump(passes)), tmp_path / "sequences")
+    for lacking, told, words in (
+        ("rows", "which token chose which expert", ["predictor=next_site"]),
+        ("rows", "which token chose which expert", ["predictor=expert_paths"]),
+        ("rows", "which token chose which expert", ["predictor=learned", "predictor.inputs=ids"]),
+        ("order", "the rank of a token's exp", ["predictor=expert_paths", "predictor.key=first"]),
+        ("sequences", "which sequence a token be", ["predictor=activation_matrix"]),
+    ):
+        given_words = [*words, f"trace.path={tmp_path / lacking}"]
+        with pytest.raises(ValueError, match=rf"does not tell {told}.* is fitted on; choose anoth"):
+            request_of(given_words)
+        (tmp_path / "trace").unlink(missing_ok=True)
+        (tmp_path / "trace").symlink_to(tmp_path / lacking)
+        with pytest.raises(ValueError, match=rf"does not tell {told}.* is fitted on; choose anoth"):
+            run(3 if lacking == "sequences" else TOP_K, "workload=recorded", *words)
+
+
+# Contracts: C92
+def test_slots_are_divided_by_misses_of_tokens_only_where_these_were_recorded(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    imported("moe_cache_eval", write_events(tmp_path / "events", BATCHED), tmp_path / "trace")
+    words = ("workload=recorded", "cache.scope=site")
+    assert run(TOP_K, *words, "cache.initial=popular")["trace"]["decode_tokens"] == 7
+    quotas = "cache=lru_measured_loads"
+    with pytest.raises(ValueError, match="which token chose which expert, which LRU is fitted on"):
+        run(TOP_K, quotas, *words)

@@ -222,6 +222,22 @@ def test_sites_are_numbered_in_the_order_in_which_they_run(recorded: Recorded) -
     )
 
 
+def test_padding_reaches_real_tokens_of_deepseek_v4_alone_without_any_hook() -> None:
+    """What docs/captures.md says of batches: its compressor has no mask."""
+    text, padding = torch.arange(5, 17)[None], 4
+    mask = torch.cat([torch.zeros(1, padding), torch.ones_like(text)], 1).long()
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    for name in ("mixtral", "deepseek_v3", "deepseek_v4"):
+        model, found = tiny(name), []
+        for pad in (0, 77):
+            ids = torch.cat([torch.full((1, padding), pad), text], 1)
+            with torch.no_grad():
+                output = model(input_ids=ids, attention_mask=mask, position_ids=places)
+            found.append(output.logits[0, padding:])
+        apart = (found[0] - found[1]).abs().amax(-1) > 1e-4
+        assert apart.tolist() == [name == "deepseek_v4" and row >= 3 for row in range(12)]
+
+
 @pytest.mark.parametrize("name", ["mixtral", "gemma4_text"])
 def test_the_input_of_the_attention_is_what_the_first_norm_makes(name: str) -> None:
     model = tiny(name)

@@ -356,6 +356,20 @@ def test_speculative_decoding_is_refused(model: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_text_that_is_continued_without_a_cache_is_refused(model: Any, beams: int) -> None:
+    prompt = torch.tensor([[4, 5, 6], [7, 8, 9]])
+    with pytest.raises(CaptureError, match="use_cache=False"), RouterHooks(discover(model)):
+        model.generate(prompt, num_beams=beams, max_new_tokens=4, do_sample=False, use_cache=False)
+
+
+def test_texts_that_are_read_whole_one_after_the_other_are_sequences(model: Any) -> None:
+    with RouterHooks(discover(model)) as hooks:
+        for text in ([4, 5, 6], [4, 5, 7, 8], [4, 5, 7], [9, 4, 5, 7]):
+            model(torch.tensor([text]))
+    assert np.bincount(hooks.take().sequence).tolist() == [3, 4, 3, 4]
+
+
 def test_a_cache_is_left_as_it_was(model: Any) -> None:
     with RouterHooks(discover(model)):
         output = model(torch.tensor([[4, 5]]), use_cache=True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from capture.models.discover import CaptureError
 from capture.recording.prompts import Passage
 from capture.recording.run import decoder_of
 from capture.tiny.model import load_model
@@ -237,11 +238,6 @@ def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) ->
         (("system=lru", "workload.prompt_tokens=8"), "its lengths are live.prompt_tokens"),
         (("system=lru", "model=mixtral_8x7b"), "needs a model that decides"),
         pytest.param(
-            ("system=lru", "live.sequences=5000"),
-            "prompts with split=eval",
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
             ("system=lru", "live.prompt_tokens=100000"),
             "has [0-9]+ tokens, needs 100000",
             marks=pytest.mark.thorough,
@@ -253,6 +249,20 @@ def test_what_a_live_run_cannot_have_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=why):
         live_driver(live(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("live.prompts=nowhere", "nowhere: cannot be read"),
+        ("live.sequences=5000", "has [0-9]+ prompts"),
+    ],
+)
+def test_prompts_that_are_missing_are_told_before_any_expert_is_written(
+    live: Prepare, word: str, why: str
+) -> None:
+    with pytest.raises(CaptureError, match=why):
+        live("system=lru", word)
 
 
 @pytest.mark.thorough

@@ -38,6 +38,7 @@ SUMMARY: dict[str, Any] = {
     "ci95": {"decode_tokens_per_s": [11.0, 14.0], "ttft_s": [2.0, 3.0]},
     "stall_s": {"demand": 1.0, "host": 2.0},
     "makespan_s": 12.0,
+    "storage_bytes": 3 << 29,
     "calibration": {"ci95": {"decode_tokens_per_s": [9.0, 16.0]}},
 }
 WORDS = ("system=x", "precision=int8")
@@ -56,6 +57,7 @@ FULL = Row(
     Labels(changed=("a=b",)),
     None,
     (9.0, 16.0),
+    1.5,
 )
 
 

@@ -25,7 +25,20 @@ FITS = (Fit("fp16", 90.0, False), Fit("int8", 45.25, False), Fit("int4", 22.5, T
 
 def row(system: str, speed: float = 4.0, kind: str = LOSSLESS, **parts: Any) -> Row:
     return Row(
-        system, "fp16", (), kind, 0.5, speed, None, 1.25, None, 0.75, "nothing", Labels(), **parts
+        system,
+        "fp16",
+        (),
+        kind,
+        0.5,
+        speed,
+        None,
+        1.25,
+        None,
+        0.75,
+        "nothing",
+        Labels(),
+        stored_gib=84.04,
+        **parts,
     )
 
 
@@ -129,7 +142,10 @@ def test_the_first_sentence_says_whether_it_fits(fits: tuple[Fit, ...], text: st
 
 
 NONE = ["No lossless system can run here.", "No lossy system can run here."]
-REST = "with 50% of the expert bytes resident, the first token after 1.25 s"
+REST = (
+    "with 50% of the expert bytes resident and 84 GiB of experts beyond the link, the first token"
+    " after 1.25 s"
+)
 
 
 def test_where_nothing_runs_that_is_said_and_how_sure_the_rest_is() -> None:
@@ -170,6 +186,7 @@ def test_what_is_all_resident_is_told_at_each_precision_at_which_it_fits() -> No
     ]
     line = "Where nothing is offloaded: 9 tokens/s at int4."
     assert line in told(found(*resident))
+    assert "beyond the link" not in told(found(*resident))[0]
     assert line not in told(found(*resident[2:]))
 
 

@@ -298,6 +298,7 @@ def test_a_value_out_of_its_range_is_refused(flags: str, told: str) -> None:
         (r"-ts 10,7 -ot 'blk\.12\.=CUDA0'", "layer 12 on CUDA0, but the layer is on device 1"),
         ("--moe-expert-cache 48", "the engine's own is --moe-cache-mib"),
         ("-c", "-c needs a value"),
+        ("-fa --cpu-moe", "-fa needs a value"),
         ("-c many", "-c many must be a whole number from 1 on"),
         ("-ctk q3", "-ctk q3 is none of f32, f16"),
         ("-ngl 20", "-ngl 20: every layer's attention is on the GPU here"),

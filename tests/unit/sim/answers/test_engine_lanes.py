@@ -128,6 +128,16 @@ def test_the_file_of_a_machine_has_the_figures_in_its_units() -> None:
     assert fit.file(["one", "two"], copy_gb_per_s=None, **words).splitlines() == without
 
 
+@pytest.mark.parametrize("engines", [1, 2, 3, 4, 8])
+def test_a_file_with_six_digits_is_a_machine_whatever_was_fitted(engines: int) -> None:
+    """Twice 0.885938 is less than the 1.77188 that twice 0.88593847 is in six digits."""
+    place = {"base": "phone", "name": "mine", "link": "ufs", "memory": "0.5", "source": "a log"}
+    for rate in (0.88593847, *np.random.default_rng(1).uniform(0.1, 10, 200)):
+        fit = LaneFit(engines, 0.1, 1e3 / (rate * 1e9), 1e-7, 80.0)
+        file = OmegaConf.create(fit.file([], copy_gb_per_s=None, **place))
+        make_object({"_target_": "sim.machine.Link", "name": "ufs", **file.links.ufs})
+
+
 @pytest.mark.parametrize(
     ("hardware", "name"),
     [(None, {"name": "m", "links": 1}), ({"name": "n"}, {"name": "n", "links": 1})],

@@ -344,6 +344,21 @@ def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
     assert again.summary["hardware"].startswith("2 x rtx4090_pcie4 (layers)")
 
 
+def test_where_the_cpu_would_read_a_drive_a_model_that_fits_is_held_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a unified machine, where what is not on the device lies on the drive (contract C142)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    asked = ["model=tiny_gates_half_mixtral", "machine=m4", *FEW]
+    assert export.main(asked) == 0
+    answer = json.loads(next(tmp_path.rglob("answer.json")).read_text(encoding="utf-8"))
+    assert [line["on_cpu"] for line in answer["lines"]] == [0]
+    capsys.readouterr()
+    assert export.main([*asked, "precision=fp16"]) == 2
+    assert "neither the device's slots nor RAM hold all" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -154,7 +154,7 @@ def test_the_figure_of_a_run_shows_the_time_of_its_decoding_steps(
 def test_options_are_the_words_of_the_command_line() -> None:
     words = run("lru", *FEW, "cache=lfu", outputs="summary")
     options = run(
-        "lru",
+        system="lru",
         trace__max_sequences=4,
         workload__decode_tokens=8,
         budget__resident_share=0.4,
@@ -239,6 +239,11 @@ def test_too_few_sequences_give_no_verdict() -> None:
     assert not found.is_decided
     assert repr(found).startswith("Cannot tell whether A (lru) or B (hobbit) is faster")
     assert "who is faster: cannot tell" in texts_of(found.plot())
+
+
+def test_names_are_no_runs_to_compare() -> None:
+    with pytest.raises(ValueError, match=r"compare\(\) is of two runs, got 'hobbit'"):
+        compare("hobbit", "lru")  # type: ignore[arg-type]
 
 
 def test_runs_of_other_conditions_are_refused_with_both_values(

@@ -93,7 +93,7 @@ def test_a_file_without_any_of_the_lines_is_told_two_of_them(tmp_path: Path) -> 
 
 
 def text_of(report: Report, *links: str) -> str:
-    hardware: Any = SimpleNamespace(link_names=links, links=links)
+    hardware: Any = SimpleNamespace(name="big_box", link_names=links)
     return machine_text(report, hardware, "big_box", "mine", "engine.log", "engine.log, today")
 
 
@@ -127,6 +127,7 @@ FACT = "# experts from RAM 1, from files 0; 0 MiB read from files\n"
     [
         (BOTH, ("pcie", "nvme"), HEAD.format(facts=FACT) + PCIE + NVME + TAIL),
         (BOTH, ("pcie",), HEAD.format(facts=FACT) + PCIE + TAIL),
+        (BOTH, ("nvme",), HEAD.format(facts=FACT) + NVME + TAIL),
         (
             replace(NOTHING, drive_gb_per_s=5.0),
             ("pcie", "nvme"),
@@ -145,10 +146,18 @@ def test_the_file_has_a_rate_for_each_link_that_the_log_tells_of(
     assert text_of(report, *links) == text
 
 
-def test_a_rate_of_a_drive_is_none_of_a_machine_without_one() -> None:
+@pytest.mark.parametrize(
+    ("report", "link"),
+    [
+        (replace(NOTHING, drive_gb_per_s=5.0), "pcie"),
+        (replace(NOTHING, probe_gb_per_s=12.0), "nvme"),
+    ],
+)
+def test_a_rate_is_none_of_a_machine_without_such_a_link(report: Report, link: str) -> None:
+    """Where memory is unified, the only link is the drive's, and the probe's rate is not its."""
     with pytest.raises(ValueError, match="no rate") as refused:
-        text_of(replace(NOTHING, drive_gb_per_s=5.0), "pcie")
+        text_of(report, link)
     assert str(refused.value) == (
-        "the log has no rate of a link: a line 'PCIe probe: .. GB/s host->device' is needed, or, for"
-        " a machine with a drive, 'loaded .. GiB at .. GiB/s' (base=big_box has pcie)"
+        f"the log has no rate of a link of base=big_box ({link}): for pcie a line 'PCIe probe: .."
+        " GB/s host->device' is needed, for a drive 'loaded .. GiB at .. GiB/s'"
     )

@@ -119,10 +119,10 @@ def test_a_table_shows_the_columns_that_differ_and_says_below_what_is_the_same()
     )
     table = table_of(replace(FOUND, rows=rows, about="m [on] h"), "lru")
     assert lines(table) == [
-        ("GB/s", "system", "tokens/s", "95 %", "times as fast"),
-        ("1", "on", "2.5", "2..3", "1.25 1.1..1.4"),
-        ("2", "off", "4", "3.5..4.25", ""),
-        ("2", "\\[on]", "5", "", "1.50"),
+        ("GB/s", "system", "tokens/s (95%)", "times as fast"),
+        ("1", "on", "2.5 2..3", "1.25 1.1..1.4"),
+        ("2", "off", "4 3.5..4.25", ""),
+        ("2", "\\[on]", "5", "1.50"),
     ]
     assert table.title == "lru: m \\[on] h"
     assert table.caption == f"waits 25% at each point; hits 50.0% at each point; {OVER}"
@@ -130,18 +130,37 @@ def test_a_table_shows_the_columns_that_differ_and_says_below_what_is_the_same()
     assert table.box is SIMPLE_HEAD
 
 
-def test_no_number_is_cut_where_the_table_is_too_wide() -> None:
-    """Of ``1.35..4.51`` cut to ``1.35..4`` somebody would read another interval."""
-    rows = tuple(
+@pytest.mark.parametrize("width", [30, 80])
+def test_no_number_is_cut_or_in_two_lines_where_the_table_is_wide(width: int) -> None:
+    """Of ``1.351..4.512`` as ``1.351..4`` and ``.512`` somebody would read another interval. In 80
+    columns all of a table fits that has every column.
+    """
+    rows = [
         row(
-            at, "offloaded", speed, interval=(1.351, 4.512), speedup=1.25, speedup_interval=(1.1, 2)
+            at,
+            name,
+            speed,
+            hits,
+            interval=(1.351, 4.512),
+            speedup=speed,
+            speedup_interval=(0.9521, 0.9664),
+            waiting=speed / 10,
+            slots_a_layer=3.881,
         )
-        for at, speed in ((1, 2.5), (2, 4.0))
-    )
-    rows = (*rows, row(2, "on device", 4.0, interval=(3.511, 4.253)))
+        for at, name, speed, hits in (
+            (131072, "offloaded", 2.5, 0.336),
+            (131072, "on device", 4.0, 0.096),
+            (262144, "offloaded", 3.5, None),
+        )
+    ]
+    rows.append(replace(rows[0], value=0, slots_a_layer=4.124))
     heard = io.StringIO()
-    Console(file=heard, width=36).print(table_of(replace(FOUND, rows=rows), "lru"))
-    assert "\u2026" not in heard.getvalue()
+    found = replace(FOUND, axis="drafted tokens a step", rows=tuple(rows))
+    Console(file=heard, width=width).print(table_of(found, "lru"), crop=False)
+    words = heard.getvalue().split()
+    assert words.count("1.35..4.51") == words.count("0.952..0.966") == 4
+    assert words.count("3.88") == 3
+    assert width < 80 or max(map(len, heard.getvalue().splitlines())) <= 80
 
 
 def test_waits_hits_and_slots_that_differ_are_columns() -> None:
@@ -177,8 +196,8 @@ def test_one_point_is_a_row_of_what_is_known_and_intervals_are_told_where_there_
     assert table.caption == ""
     table = table_of(replace(FOUND, rows=(row(1, "lru", 2, interval=(1.5, 2.5)),)), "lru")
     assert lines(table) == [
-        ("GB/s", "tokens/s", "95 %", "waits", "hits"),
-        ("1", "2", "1.5..2.5", "25%", "50.0%"),
+        ("GB/s", "tokens/s (95%)", "waits", "hits"),
+        ("1", "2 1.5..2.5", "25%", "50.0%"),
     ]
     assert table.caption == OVER
 

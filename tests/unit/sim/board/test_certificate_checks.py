@@ -366,7 +366,10 @@ def test_the_command_prints_each_check_the_claim_the_labels_and_the_verdict(
         f"x against y: faster, 2.000x [{low_high}] as fast; t on h. {OVER}",
         "x: lossy",
         *(
-            ["Not checked: that the runs have these times, hits and bounds. rerun=yes does that."]
+            [
+                "Not checked: that the runs have these times, hits, bounds and labels. rerun=yes"
+                " does that."
+            ]
             if rerun != "rerun=yes"
             else []
         ),

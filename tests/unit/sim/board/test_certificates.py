@@ -84,6 +84,8 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "the trace": (change("trace_sha256", value="0" * 64), "as was certified"),
     "sequences": (change("sequences", value=[1, 2]), "of 2"),
     "who it is of": (change("claim", "a", value="my_policy"), "my_policy is none of its words"),
+    "no name": (change("claim", "b", value=""), "nothing is none of its words"),
+    "versions": (change("versions", value="python 2"), "they are python 3"),
     "its machine": (change("board", value="gpt-oss-120b on H100"), "rtx4090_pcie4, .."),
     "a command": (change("runs", "a", "command", value="moelab run system=fate"), "is not moelab"),
     "what is measured": (change("measure", value="quality"), "the measure is not: time of"),
@@ -169,7 +171,7 @@ def test_a_trace_with_altered_bytes_is_found(
             for word, message in (
                 ("trace.max_sequences=4x", "trace.max_sequences='4x' must be a whole number"),
                 ("trace.exclude=5", "trace.exclude=5 must be a list of flags"),
-                ("trace.path=[1]", "trace.path=[1] must be the directory of a trace"),
+                ("trace.path=[1]", "trace.path=[1] must be one value"),
                 ("~model", "model=None must be a section of values"),
             )
         ),

@@ -21,12 +21,12 @@ from sim.engine.simulate import simulate
 from sim.machine.durations import FixedDurations
 from sim.policies.base import CachePolicy, Placement
 from sim.policies.placements import AbsentOnCpu, Load
-from sim.policies.precisions import Fixed, ScoreThreshold
+from sim.policies.precisions import Fixed, ScoreThreshold, SkipLight
 from sim.policies.predictors import NoPrediction
 from sim.policies.recency import LRU, Transient
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
-from sim.values.types import Geometry, HostCosts, Place, Route
+from sim.values.types import SKIP, Geometry, HostCosts, Place, Route
 from sim.workload.steps import Workload
 
 
@@ -212,6 +212,16 @@ def test_a_need_that_low_precision_may_serve_is_computed_at_low_and_loads_nothin
     found = bounds(ScoreThreshold("fp16", "int4", 0.5, 0.8), 32, (8, 2))
     assert (found.compute_ns, found.link_ns) == (DENSE + 6 * 8 + 6 * 4, 400)
     assert (found.belady_loads, found.why_no_belady) == (None, "variants of several sizes")
+
+
+# Contracts: C117
+@pytest.mark.parametrize("low_for_high", [False, True])
+def test_what_is_left_out_whatever_is_there_is_loaded_by_no_cache(low_for_high: bool) -> None:
+    """Only 0 2 0 are asked for at either site: 4 loads, where all needs make 10."""
+    loader = {"low_for_high": low_for_high}
+    found = bounds(SkipLight("fp16", 0.5), 32, loader=loader)
+    assert (found.belady_loads, found.why_no_belady) == (4, None)
+    assert found.compute_ns == DENSE + 6 * 8
 
 
 def test_a_need_that_may_be_skipped_costs_nothing() -> None:
@@ -504,6 +514,8 @@ def test_a_link_takes_its_transfers_times_and_nothing_for_none() -> None:
         ({"loader.staging_slots": 1}, "variants held outside the pools"),
         ({"loader.retention": "after_batch"}, "variants held outside the pools"),
         ({"spare_bytes": (0,).__getitem__}, "slots that shrink as keys and values grow"),
+        ({"answers": [(0,), (0, SKIP)]}, "needs that are left out where they are absent"),
+        ({"answers": [(0,), (SKIP,)]}, None),
     ],
 )
 def test_why_beladys_rule_does_not_apply(changes: dict[str, Any], why: str | None) -> None:
@@ -514,8 +526,10 @@ def test_why_beladys_rule_does_not_apply(changes: dict[str, Any], why: str | Non
         payload=SimpleNamespace(whole=True),
         loader=SimpleNamespace(staging_slots=0, retention="strict"),
         spare_bytes=None,
+        answers=[(0,)],
     )
     for place, value in changes.items():
         part, _, name = place.rpartition(".")
         setattr(getattr(made, part) if part else made, name, value)
-    assert _why_no_belady(made) == why
+    permitted = Permitted(made.answers, np.zeros(0, np.int64))
+    assert _why_no_belady(made, permitted) == why

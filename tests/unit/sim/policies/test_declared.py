@@ -28,6 +28,7 @@ CHANNELS = "capture channels model=DIR trace=..."
 MEASURE = "real quality_fit"
 FILE = "a.json"
 PAIR = ("fp16", "int4")
+ROWS = ("rows",)
 
 
 def trained(inputs: str, score_sites: int, artefact: str | None = None) -> FitFile:
@@ -44,7 +45,7 @@ def recorded(artefact: str | None) -> FitFile:
     [
         (LRU(), NOTHING),
         (LRU(initial="popular"), Requires(profile=True)),
-        (LRU("site", quotas=MeasuredLoads()), Requires(profile=True)),
+        (LRU("site", quotas=MeasuredLoads()), Requires(profile=True, recorded=ROWS)),
         (Belady(), Requires(future=True)),
         (Belady(initial="popular"), Requires(future=True, profile=True)),
         (GateLookahead(3), Requires(lookahead_sites=3)),
@@ -53,14 +54,14 @@ def recorded(artefact: str | None) -> FitFile:
         (RecentImportance(), NOTHING),
         (Foreseen(), Requires(future=True)),
         (ActivationMatching("empty"), NOTHING),
-        (LearnedPerSite("ids", 2, 0, 5), Requires(fit=trained("ids", 0))),
+        (LearnedPerSite("ids", 2, 0, 5), Requires(recorded=ROWS, fit=trained("ids", 0))),
         (
             LearnedPerSite("scores", 2, 0, 5),
-            Requires(lookahead_sites=5, row_scores="raw", fit=trained("scores", 5)),
+            Requires(lookahead_sites=5, row_scores="raw", recorded=ROWS, fit=trained("scores", 5)),
         ),
         (
             LearnedPerSite("gate_input", 2, 0, 5, artefact=FILE),
-            Requires(gate_inputs=True, fit=trained("gate_input", 0, FILE)),
+            Requires(gate_inputs=True, recorded=ROWS, fit=trained("gate_input", 0, FILE)),
         ),
         (ActiveShare(0.9), Requires(active_shares=True)),
         (ActiveShare(0.9, "nominal"), NOTHING),
@@ -93,18 +94,19 @@ def test_a_policy_requires_what_its_settings_need_and_no_more(
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "parameters"),
+    ("policy", "kind", "parameters", "reads"),
     [
-        (ActivationMatching(artefact=FILE), "activation_matrices", {}),
-        (ExpertPaths("first", artefact=FILE), "expert_paths", {"key": "first"}),
-        (NextSiteConditional("logs", artefact=FILE), "next_site", {}),
-        (TokenRoutes(artefact=FILE), "token_routes", {}),
+        (ActivationMatching(artefact=FILE), "activation_matrices", {}, ("rows", "sequences")),
+        (ExpertPaths("first", artefact=FILE), "expert_paths", {"key": "first"}, ("rows", "order")),
+        (ExpertPaths("set", artefact=FILE), "expert_paths", {"key": "set"}, ROWS),
+        (NextSiteConditional("logs", artefact=FILE), "next_site", {}, ROWS),
+        (TokenRoutes(artefact=FILE), "token_routes", {}, ROWS),
     ],
 )
 def test_a_fitted_predictor_makes_its_own_file(
-    policy: Any, kind: str, parameters: dict[str, str | int]
+    policy: Any, kind: str, parameters: dict[str, str | int], reads: tuple[str, ...]
 ) -> None:
     fit = policy.requires.fit
-    assert replace(policy.requires, fit=None) == NOTHING
+    assert replace(policy.requires, fit=None) == Requires(recorded=reads)
     assert fit == FitFile(kind, parameters, FILE, policy.fit)
     assert (fit.optional, fit.learnt) == (False, True)

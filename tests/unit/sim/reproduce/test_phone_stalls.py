@@ -44,6 +44,30 @@ def test_a_log_without_its_columns_and_routes_that_are_none_are_refused(tmp_path
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("row", "column"), [("1,2.0,3.0,nan,5", "stall_ms"), ("1,2.0,3.0,1.0,inf", "read_bytes")]
+)
+def test_what_is_no_number_is_refused_with_its_column(
+    row: str, column: str, tmp_path: Path
+) -> None:
+    """The medians of its errors were told as nan%."""
+    (tmp_path / ROUTES).touch()
+    columns = f"step,wall_ms,io_ms,stall_ms,read_bytes\n{row}\n"
+    (tmp_path / METRICS).write_text(columns, encoding="utf-8")
+    with pytest.raises(PhoneError, match=f"numbers in the columns .*: {column} has what is no"):
+        read_run(tmp_path)
+
+
+def test_a_run_of_which_no_token_can_be_judged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.arange(1.0, FITTED_ON + 1)
+    columns = dict.fromkeys(QUANTITIES, tokens)
+    monkeypatch.setattr(phone, "read_runs", lambda folder: [PhoneRun(columns, columns, tokens)])
+    with pytest.raises(
+        PhoneError, match=r"qwen\.metrics has 64 decoded tokens; the machine is drawn"
+    ):
+        phone_lines(Path("any"))
+
+
 def test_routes_and_metrics_of_other_tokens_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

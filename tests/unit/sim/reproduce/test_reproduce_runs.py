@@ -283,12 +283,13 @@ def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
         ("processes=0", "processes=0"),
         ("processes=65", "processes=65"),
         ("phone=/nowhere", "qwen.route.csv is not there"),
+        ("field=there paper=fate", "field=there goes alone: paper= says nothing"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused_in_one_line(
     word: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([word]) == 2
+    assert main(word.split()) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

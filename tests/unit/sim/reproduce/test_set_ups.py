@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shutil import copytree
+
 import pytest
 
 from sim.reproduce.experiments import points_of
@@ -116,3 +119,12 @@ def test_a_recorded_trace_joins_where_every_trace_is_asked() -> None:
 def test_what_cannot_be_recorded_is_refused_by_name(asked: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_recorded(load_paper("hobbit"), asked)
+
+
+def test_a_recorded_trace_never_stands_in_place_of_one_of_the_papers(tmp_path: Path) -> None:
+    """Every experiment on the paper's own trace would have run on it, unsaid."""
+    paper = load_paper("hobbit")
+    name = next(iter(paper.traces))
+    copytree(TINY, tmp_path / name)
+    with pytest.raises(ValueError, match=f"has a trace {name} of its own, in whose place"):
+        with_recorded(paper, f"tiny_gates_half_mixtral:{tmp_path / name}")

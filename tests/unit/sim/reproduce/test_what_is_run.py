@@ -106,6 +106,7 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     paper = replace(PAPER, claims=())
     recorded: list[str] = []
     monkeypatch.setattr(command, "load_paper", lambda name: paper)
+    monkeypatch.setattr(command, "has_gains", lambda paper: True)
     monkeypatch.setattr(
         command, "with_recorded", lambda paper, told: recorded.append(told) or paper
     )
@@ -118,6 +119,9 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     assert command.main(told) == 0
     assert capsys.readouterr().out.startswith("phone p\n")
     assert recorded == ["m:d", "m:d"]
+    monkeypatch.setattr(command, "has_gains", lambda paper: False)
+    assert command.main(told) == 2
+    assert "recorded=m:d changes nothing of paper=fate,floe: the g" in capsys.readouterr().err
     assert command.main(["paper=floe", f"output_dir={tmp_path}"]) == 0
     assert "phone" not in capsys.readouterr().out
     assert recorded == ["m:d", "m:d"]

@@ -91,7 +91,7 @@ def test_prompts_served_low_are_lossy_though_decoding_is_not() -> None:
 
 
 def test_a_predictor_fitted_on_the_runs_own_sequences_knows_the_future() -> None:
-    run = replace(prepared((*FEW, "system=lru")), fitted_on=3)
+    run = replace(prepared((*FEW, "system=lru")), known=3)
     assert labels_of(run, None).knows_future == "knows the future (fitted on 3 of its sequences)"
 
 

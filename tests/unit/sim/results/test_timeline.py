@@ -41,7 +41,9 @@ RUNS = {
     "two engines, in order": "system=lru loader.wait=in_order hardware.links.pcie.engines=2",
     "chunks": "system=mixtral_offloading loader.chunk_bytes=33554432",
     "CPU and host": f"system=lru placement=absent_on_cpu placement.up_to_tokens=2 {HOST}",
-    "slowed by others": "system=fiddler hardware=strix_halo",
+    "slowed by others": (
+        "system=fiddler hardware=strix_halo hardware.shared_memory.parties=[compute,cpu]"
+    ),
     "streamed layers": f"system=mixtral_offloading loader.dense_slots=2 {HOST}",
 }
 

@@ -70,9 +70,11 @@ class Built:
             ("check_drafts", lambda parts, **of: self.told("check_drafts", of)),
             ("check_parts", lambda parts, workload: self.told("check_parts")),
             ("check_recorded", lambda config, constant, workload: self.told("recorded", constant)),
+            ("check_cpu_reach", lambda parts, geometry: self.told("cpu_reach")),
             ("check_devices_parts", lambda *given: self.told("check_devices")),
             ("with_ranking", lambda hardware, ranking: named(**vars(hardware), ranking=ranking)),
             ("profile_of", lambda trace: named(ranking="ranking")),
+            ("profiled", lambda workload: 50),
             ("_prepare", self.prepare),
             ("held_bits", lambda held, hardware: 4.5),
             ("recorded_bytes", lambda directory, header, model: self.recorded),
@@ -125,6 +127,7 @@ FIELDS = (
     "changed",
     "recorded",
     "kv_room",
+    "known",
 )
 OTHERS = ("predictor", "placement", "payload", "cache", "ram_cache")
 
@@ -148,6 +151,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         ("prepare", ("precision",), False),
         ("prepare", OTHERS, True),
         ("held", 4.5),
+        ("cpu_reach",),
         ("memory", "limits", 5),
     ]
     geometry = run.controller.geometry
@@ -177,6 +181,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         "changed": ("trace.x=1",),
         "recorded": None,
         "kv_room": None,
+        "known": 6,
     }
 
 
@@ -204,7 +209,7 @@ def test_a_budget_that_fits_is_found_and_written_into_the_configuration(made: Bu
     made.config["budget"] = "fit"
     made.hardware.devices = named(order="use")
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert run.hardware.ranking == "ranking"
+    assert (run.hardware.ranking, run.known) == ("ranking", 50)
     assert ("fit", run.hardware) in made.seen
     assert run.config["budget"] == {"resident_share": 0.5, "slots_gib": None}
     assert (run.controller.geometry.budget, run.resident_share) == (Budget(0.5), 0.5)

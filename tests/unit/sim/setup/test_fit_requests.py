@@ -24,6 +24,10 @@ CHOICE = SimpleNamespace(path="t", exclude=["loops"], max_sequences=2)
 STATISTICS, NETWORK = SimpleNamespace(learn="learn"), SimpleNamespace(learn=None)
 
 
+def trace_of(*given: Any) -> Any:
+    return SimpleNamespace(given=given, header="header")
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is composed (``words``), of which predictor (``part``)."""
@@ -34,18 +38,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {"predictor": found["part"], "trace": CHOICE}
 
     monkeypatch.setattr(fit_requests, "_parts", parts)
-    monkeypatch.setattr(fit_requests, "load_trace", lambda *given: given)
+    monkeypatch.setattr(fit_requests, "load_trace", trace_of)
+    monkeypatch.setattr(
+        fit_requests, "check_recorded_for", lambda *given: found.update(checked=given)
+    )
     monkeypatch.setattr(fit_requests, "fit_sequences", lambda *given: given)
     return found
 
 
 def test_a_request_has_its_predictor_its_trace_and_a_folder(asked: dict[str, Any]) -> None:
     words = ["predictor=a", "predictor.b=c=d", "hydra.searchpath=[x]", "trace.max_sequences=2"]
-    one, trace = asked["part"], ("t", 3)
+    one, trace = asked["part"], trace_of("t", 3)
     sequences: Any = (trace, ["loops"], 2)
     expected = FitRequest(one, STATISTICS, CHOICE, trace, sequences, Path("outputs/predictors"))  # type: ignore[arg-type]
     assert request_of(words) == expected
-    assert asked["words"] == words
+    assert (asked["words"], asked["checked"]) == (words, (one, "header"))
     folder = request_of(["output_dir=a", "predictor=a", "output_dir=mine"]).output_dir
     assert (folder, asked["words"]) == (Path("mine"), ["predictor=a"])
     asked["part"] = NextSite(NETWORK)

@@ -333,3 +333,29 @@ def test_drafts_that_offload_go_with_none_of_these(
         check_drafts(parts(**drafts), **given)
     check_drafts(parts(**(drafts | {"model": of(MODEL)})), **given)
     check_drafts(parts(model=of(MODEL, draft_sites=1)), tells_bytes=False, is_real=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["hardware.ram.capacity_gib=8"], True),
+        (["hardware.ram=null"], True),
+        (["hardware.ram.capacity_gib=42"], False),
+        (["hardware.ram.capacity_gib=8", "precision=q4_k_m", "budget=fit"], False),
+        (["hardware.ram.capacity_gib=8", "placement=load"], False),
+        (["hardware=strix_halo"], True),
+        (["hardware=strix_halo", "precision=int8", "budget=fit"], False),
+        (["hardware=rtx4090_pcie4"], False),
+    ],
+)
+def test_the_cpu_computes_no_experts_that_lie_on_a_drive(words: list[str], is_told: bool) -> None:
+    """Experts of 42 GiB: with 8 GiB of RAM a run was as fast as with 200, for nothing read them; on
+    unified memory it was 17 times as fast as loads. Those that all lie on the device are never
+    computed on the CPU.
+    """
+    fiddler = ["system=fiddler", "hardware=rtx4090_nvme", "trace.max_sequences=1", *words]
+    if not is_told:
+        prepared(fiddler)
+        return
+    with pytest.raises(ValueError, match=r"hold all 42 GiB of them, and the rest lies .* nvme:"):
+        prepared(fiddler)

@@ -70,6 +70,7 @@ def test_a_run_takes_slots_staging_parts_and_drafts() -> None:
         "parts_bytes": 480,
         "draft_bytes": 2 * (480 + 3_072),
         "prefix_bytes": 0,
+        "page_cache_bytes": 0,
     }
     # Of three blocks of 480 B one slot is left.
     assert taken(controller((2_000,), dense_slots=1)).dense_bytes == 1_776 - 960

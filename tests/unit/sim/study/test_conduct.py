@@ -206,7 +206,7 @@ def test_a_search_prints_its_answer_and_runs_no_grid(
     monkeypatch.setattr(
         command, "read_plan", lambda name: SimpleNamespace(with_last=lambda words: searched)
     )
-    monkeypatch.setattr(command, "run_search", lambda plan, launcher, place, say: place)
+    monkeypatch.setattr(command, "run_search", lambda plan, launcher, place, say, code: place)
     monkeypatch.setattr(command, "told", lambda name, result: f"{name} in {result}")
     assert main(["name=s"]) == 0
     assert capsys.readouterr().out == "s in outputs/studies/s\n"

@@ -18,6 +18,7 @@ from sim.study.plan import Plan, make_plan
 from sim.study.rows import Row
 from sim.study.search import _compare, make_search, run_search, told
 from sim.study.worker import run_cell
+from sim.values.code import project_digest
 
 BASE = ["system=lru", "model=tiny_mixtral", "trace.max_sequences=2"]
 PARAMETERS: dict[str, Any] = {
@@ -112,6 +113,37 @@ def test_another_search_in_the_same_place_is_refused(tmp_path: Path) -> None:
     run_search(plan(trials=1), Here(), tmp_path, quiet)
     with pytest.raises(ValueError, match=r"holds a search of .*choose another output_dir"):
         run_search(plan(trials=1, objectives={"hit_ratio": "maximize"}), Here(), tmp_path, quiet)
+
+
+def test_a_search_of_other_work_in_the_same_place_is_refused_with_both(tmp_path: Path) -> None:
+    """Its trials' objectives are of that work: the best of them is not the best of this."""
+    run_search(plan(trials=1), Here(), tmp_path, quiet)
+    here = Here()
+    with pytest.raises(
+        ValueError, match=r"\(.*max_sequences=2 .*\), this one is of .*=1 .*; choose another output"
+    ):
+        run_search(plan(trials=2).with_last(["trace.max_sequences=1"]), here, tmp_path, quiet)
+    assert here.ran == []
+
+
+def test_a_search_without_trials_goes_on_with_other_words(tmp_path: Path) -> None:
+    cannot = plan(trials=1).with_last(["budget.resident_share=0.0001"])
+    with pytest.raises(ValueError, match=r"^the study without its parameters cannot run"):
+        run_search(cannot, Here(), tmp_path, quiet)
+    assert run_search(plan(trials=1), Here(), tmp_path, quiet).trials == 1
+
+
+def test_a_search_that_goes_on_tells_which_rows_are_of_other_code(tmp_path: Path) -> None:
+    """They stay: its proposals follow from the trials that were (contract C134)."""
+    lines: list[str] = []
+    run_search(plan(trials=1), Here(), tmp_path, lines.append, project_digest())
+    run_search(plan(trials=2), Here(), tmp_path, lines.append, project_digest())
+    assert lines == ["1 of 2 trials are through already"]
+    rows = len(read_cells(tmp_path))
+    run_search(plan(trials=2), Here(), tmp_path, lines.append, "new")
+    assert (
+        lines[1] == f"{rows} cells are of other code (column code); another output_dir starts anew"
+    )
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,27 @@ def test_trace_sha256_is_over_sorted_lines() -> None:
     )
 
 
+# Contracts: C88
+def test_what_an_import_was_told_is_part_of_its_identity() -> None:
+    header = replace(make_trace().header, source="imported")
+    first, *rest = header.sequences
+    same = replace(header, created="later", findings=(), provenance={**header.provenance, "x": 1})
+    assert trace_sha256(same) == trace_sha256(header)
+    told = [
+        replace(header, dtype="q8_0"),
+        replace(header, model=replace(header.model, name="another")),
+        replace(header, provenance={"lacks": "weights"}),
+        replace(header, provenance={"lacks": "weights", "order": "rank"}),
+        replace(header, sequences=(replace(first, flags={"has_repetition": True}), *rest)),
+        replace(header, sequences=(replace(first, split="odd"), *rest)),
+    ]
+    assert len({*map(trace_sha256, [header, *told])}) == 7
+    of_files = replace(header, source="captured")
+    assert {trace_sha256(replace(one, source="captured")) for one in told} == {
+        trace_sha256(of_files)
+    }
+
+
 def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         raise OSError("disk full")
