@@ -50,6 +50,7 @@ from sim.reproduce.recorded import has_gains, with_recorded
 from sim.reproduce.roles import PAPERS, Paper, RolesError, load_paper
 from sim.reproduce.rules import published as printed
 from sim.reproduce.verdicts import Verdict, partly, simulated_rows, verdict_of
+from sim.results.outputs import locked
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,14 @@ def main(words: Sequence[str]) -> int:
         return 2
     every: list[Verdict] = []
     try:
-        runner = Runner(request.output_dir / "kept", request.processes)
-        for paper in papers:
-            outcomes = outcomes_of(paper, runner)
-            verdicts = [verdict_of(paper, claim, outcomes) for claim in paper.claims]
-            report.write(request.output_dir, paper, verdicts)
-            report.show(console, paper, verdicts, worked(paper, outcomes))
-            every += verdicts
+        with locked(request.output_dir):
+            runner = Runner(request.output_dir / "kept", request.processes)
+            for paper in papers:
+                outcomes = outcomes_of(paper, runner)
+                verdicts = [verdict_of(paper, claim, outcomes) for claim in paper.claims]
+                report.write(request.output_dir, paper, verdicts)
+                report.show(console, paper, verdicts, worked(paper, outcomes))
+                every += verdicts
     except (ArmError, OSError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from sim.reproduce.measures import MEASURES, Given
 from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
 from sim.reproduce.verdicts import Verdict, counts, verdict_of
+from sim.results.outputs import locked
 from sim.setup.parts import make_parts
 from sim.values.places import ROOT
 
@@ -348,3 +349,15 @@ def test_on_demand_a_token_takes_the_time_that_the_machine_was_drawn_from(tmp_pa
     found = outcomes_of(paper, Runner(tmp_path, processes=1))["on_demand"]
     assert found.default is not None
     assert found.default.point == pytest.approx(0.789, rel=1e-6)
+
+
+# Contracts: C132
+def test_a_folder_that_another_process_writes_is_refused_before_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "outcomes_of", lambda paper, runner: pytest.fail("it ran"))
+    with locked(tmp_path):
+        assert main(["paper=floe", f"output_dir={tmp_path}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"reproduce: output_dir={tmp_path} is being written by another process")
+    assert [*tmp_path.iterdir()] == []
