@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
 from sim.answers.whatif import Answer, Row
 from sim.answers.whatif_growth import growth_told
+from sim.process.printing import NARROW, with_whole_words
 from sim.results.intervals import OVER, beside
 from sim.results.labels import caption, told
 
@@ -115,17 +115,11 @@ def table_of(found: Answer, system: str) -> Table:
         *(head for head, _ in shown),
         title=escape(f"{system}: {found.about}" if found.about else system),
         caption=escape("; ".join(filter(None, notes))),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+        **NARROW,
     )
     for value, row in rows:
         table.add_row(value, *(escape(of(row)) for _, of in shown))
-    for column in table.columns:
-        # Lines break between words only: a number in two parts, or cut, would be another one.
-        words = " ".join(map(str, (column.header, *column.cells))).split()
-        column.min_width = max(map(len, words))
-    return table
+    return with_whole_words(table)
 
 
 def _no_hits(found: Answer) -> Iterator[str]:

@@ -161,9 +161,8 @@ def main(words: Sequence[str]) -> int:
         request = asked(words)
         if request.field is not None:
             runs = list(rows(request.field, published()))
-            console.print(table(runs))
-            console.print(steps_table(request.field, figures()))
-            console.print(slots_table(splits()))
+            for one in (table(runs), steps_table(request.field, figures()), slots_table(splits())):
+                console.print(one, crop=False)
             return 0
         papers = [load_paper(name) for name in request.papers]
         if request.recorded:

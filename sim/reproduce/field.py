@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Column, Table
+from rich.table import Table
 
+from sim.process.printing import NARROW, with_whole_words
 from sim.reproduce.roles import FOLDER
 from sim.study.trials import trial
 
@@ -84,17 +85,11 @@ def rows(trace: Path, of: Sequence[Published]) -> Iterator[Row]:
         yield Row(one, rate, float(summary["hit_ratio"]), gates)
 
 
-def table_with(*columns: str, caption: str | None = None) -> Table:
-    """A table in which nothing is cut: a run is told by the end of its name."""
-    heads = [Column(name, overflow="fold") for name in columns]
-    return Table(*heads, caption=caption)
-
-
 def table(found: Sequence[Row]) -> Table:
     """Measured and simulated, side by side."""
     columns = ("run", "machine", "measured", "simulated", "ratio", "hits measured", "simulated")
     gates = "; ".join(sorted({row.gates for row in found}))
-    made = table_with(*columns, "fitted on", caption=f"gates: {gates}")
+    made = Table(*columns, "fitted on", caption=f"gates: {gates}", **NARROW)
     for row in found:
         told = row.published.hit_ratio
         made.add_row(
@@ -107,4 +102,4 @@ def table(found: Sequence[Row]) -> Table:
             f"{row.hit_ratio:.3f}",
             row.published.fitted_on,
         )
-    return made
+    return with_whole_words(made)

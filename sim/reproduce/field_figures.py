@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 from rich.table import Table
 
-from sim.reproduce.field import WORDS, table_with
+from sim.process.printing import NARROW, with_whole_words
+from sim.reproduce.field import WORDS
 from sim.reproduce.roles import FOLDER
 from sim.study.trials import prepared, trial
 
@@ -155,7 +156,7 @@ def steps_table(trace: Path, of: Sequence[Figure]) -> Table:
     """What was measured of steps beside what is simulated."""
     gates = "; ".join(sorted({_gates(trace, one) for one in of}))
     columns = ("run", "machine", "of a step", "measured", "simulated", "ratio")
-    made = table_with(*columns, caption=f"gates: {gates}")
+    made = Table(*columns, caption=f"gates: {gates}", **NARROW)
     for one in of:
         found = simulated(trace, one)
         made.add_row(
@@ -166,12 +167,13 @@ def steps_table(trace: Path, of: Sequence[Figure]) -> Table:
             f"{found:.3g}",
             f"{found / one.measured:.2f}",
         )
-    return made
+    return with_whole_words(made)
 
 
 def slots_table(of: Sequence[Split]) -> Table:
     """Slots before, measured and predicted."""
-    made = table_with("run", "machine", "tokens", "bits", "slots before", "measured", "predicted")
+    columns = ("run", "machine", "tokens", "bits", "slots before", "measured", "predicted")
+    made = Table(*columns, **NARROW)
     for one in of:
         made.add_row(
             one.name,
@@ -182,4 +184,4 @@ def slots_table(of: Sequence[Split]) -> Table:
             f"{one.measured:,}",
             f"{one.predicted:,}",
         )
-    return made
+    return with_whole_words(made)
