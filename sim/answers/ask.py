@@ -207,14 +207,23 @@ def answer(
 
 
 def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
-    """Twice the link, more memory, INT4, twice the context, slots that shrink with it, fewer bits of
-    keys and values, and drafted tokens (whose layer's experts stay, or are offloaded), each alone.
+    """Twice the link, and each behind it, more memory and RAM, INT4, twice the context, slots that
+    shrink with it, fewer bits of keys and values, and drafted tokens (whose layer's experts stay, or
+    are offloaded), each alone.
     """
     each = "" if run.hardware.devices is None else " for each GPU"
     wanted = {
         "twice the link's bandwidth": (*row.words, _link_word(run, 2.0)),
         f"{MORE_GIB} GiB more memory{each}": (*row.words, _memory_word(run, MORE_GIB)),
     }
+    for number, link in list(enumerate(run.hardware.links))[1:]:
+        wanted[f"twice the bandwidth of {link.name}"] = (*row.words, _link_word(run, 2.0, number))
+    if run.hardware.ram is not None:
+        capacity_gib = run.hardware.ram.capacity_gib + MORE_GIB
+        wanted[f"{MORE_GIB} GiB more RAM"] = (
+            *row.words,
+            f"hardware.ram.capacity_gib={capacity_gib:.6g}",
+        )
     if run.hardware.cpu is not None:
         rate = run.hardware.cpu.memory_gb_per_s * 2
         wanted["twice the host memory's bandwidth"] = (
@@ -268,8 +277,8 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
     ]
 
 
-def _link_word(run: Run, factor: float) -> str:
-    link = run.hardware.links[0]
+def _link_word(run: Run, factor: float, number: int = 0) -> str:
+    link = run.hardware.links[number]
     return f"hardware.links.{link.name}.peak_gb_per_s={link.peak_gb_per_s * factor:.6g}"
 
 

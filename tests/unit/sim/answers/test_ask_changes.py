@@ -33,6 +33,7 @@ def run_of(**parts: object) -> Any:
         measured=None,
         memory_gib=24.0,
         devices=None,
+        ram=None,
         cpu=SimpleNamespace(memory_gb_per_s=83.2),
     )
     workload = SimpleNamespace(
@@ -109,6 +110,17 @@ def test_each_change_is_asked_alone() -> None:
             "workload.draft_experts=offloaded",
         ),
     }
+
+
+def test_a_drive_behind_the_link_and_a_ram_that_is_stated_are_changed_alone_too() -> None:
+    run = run_of()
+    run.hardware.links += (SimpleNamespace(name="nvme", peak_gb_per_s=7.0),)
+    run.hardware.ram = SimpleNamespace(capacity_gib=4.0)
+    found = changed(row(), run)
+    drive = (*WORDS, "hardware.links.nvme.peak_gb_per_s=14")
+    assert found["twice the bandwidth of nvme"] == drive
+    assert found["8 GiB more RAM"] == (*WORDS, "hardware.ram.capacity_gib=12")
+    assert found["twice the link's bandwidth"][-1] == "hardware.links.pcie.peak_gb_per_s=63"
 
 
 def test_a_change_is_the_speed_and_the_slots_against_the_row_itself() -> None:
