@@ -52,7 +52,7 @@ def controller(**changes: Any) -> Any:
         ),
         "predicts_later": False,
         "placement": SimpleNamespace(constant=changes.pop("constant", Place.LOAD)),
-        "selector": SimpleNamespace(reroutes=changes.pop("reroutes", False)),
+        "selector": SimpleNamespace(constant=0, reroutes=changes.pop("reroutes", False)),
         "kv_bytes": 0,
     }
     return SimpleNamespace(**values | changes)
@@ -373,8 +373,9 @@ def test_a_walk_counts_hits_of_decode_steps_and_all_loads(monkeypatch: pytest.Mo
 def test_the_fewest_loads_are_of_the_slots_and_staging_with_the_first_contents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frontier, "stays_until_next", lambda workload, controller: "stays")
+    stays = np.array([True, False, True, True, False])
+    monkeypatch.setattr(frontier, "stays_until_next", lambda workload, controller: stays)
     monkeypatch.setattr(frontier, "fewest_loads", lambda *told: told[2:])
     one = pooled(1, loader={"staging_slots": 3})
-    found = least_loads(one, WORKLOAD, requests_of(one, WORKLOAD), 2)
-    assert found == (5, [0, 1], "stays")
+    found: Any = least_loads(one, WORKLOAD, requests_of(one, WORKLOAD), 2)
+    assert (*found[:2], found[2].tolist()) == (5, [0, 1], stays.tolist())
