@@ -34,6 +34,7 @@ def test_their_sites_are_the_last_of_the_run(seen: Witnessed) -> None:
     assert drafted == [seen.log.own_sites, seen.log.own_sites + 1]
 
 
+@pytest.mark.thorough
 def test_whom_an_expert_made_way_for_is_named_by_its_draft_layer(seen: Witnessed) -> None:
     units, own = seen.log.units, seen.log.own_sites
     claims = {

@@ -389,6 +389,7 @@ def test_the_page_opens_in_a_browser_without_errors_or_requests(
     assert asked == []
 
 
+@pytest.mark.thorough
 def test_names_of_any_length_and_letters_leave_the_figure_whole(tmp_path: Path) -> None:
     """A ``$`` began a formula, and a long name left no room for the axes, which were drawn over."""
     place = run_into(tmp_path / "run", "system=lru")

@@ -318,6 +318,7 @@ def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
 
 
 # Contracts: C155
+@pytest.mark.thorough
 def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

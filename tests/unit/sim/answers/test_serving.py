@@ -74,6 +74,7 @@ def profile() -> Profile:
 
 
 # Contracts: C180
+@pytest.mark.thorough
 def test_the_replay_reads_every_simulated_time_as_it_is(profile: Profile, tmp_path: Path) -> None:
     written(tmp_path, profile, [])
     replay = Replay(tmp_path / "profile.npz")

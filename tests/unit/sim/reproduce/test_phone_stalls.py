@@ -195,6 +195,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_each_run_whose_files_are_there_is_simulated_with_its_own_sizes(by_hand: Path) -> None:
     runs = read_runs(by_hand)
     assert [run.recording for run in runs] == [QWEN, GEMMA, GPT_OSS]

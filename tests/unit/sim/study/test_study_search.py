@@ -185,6 +185,7 @@ def test_a_split_and_a_misspelt_parameter_are_refused_before_anything_runs(tmp_p
     assert here.ran == []
 
 
+@pytest.mark.thorough
 def test_lists_are_searched_without_a_warning_and_come_back_as_they_went(tmp_path: Path) -> None:
     parameters = {
         "cache.weights": [{"lru": 1.0}, {"lru": 0.5, "lfu": 0.5}],
