@@ -36,12 +36,12 @@ from sim.fitting.fits import shape_of
 from sim.policies.fitted import smallest_counts
 from sim.process.interrupts import telling
 from sim.process.progress import Shown
-from sim.setup.build import trace_directory
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
 from sim.setup.refusals import checked_settings
 from sim.setup.sections import make_object
+from sim.setup.traces import trace_directory
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs, read_tensors
 from sim.traces.trace import Trace, read_trace, trace_sha256
 

@@ -29,8 +29,8 @@ from sim.policies.learned import NORM, LearnedPerSite
 from sim.policies.requires import Sample
 from sim.process.interrupts import telling
 from sim.process.progress import Shown
-from sim.setup.build import trace_directory
 from sim.setup.fit_requests import FitRequest, request_of
+from sim.setup.traces import trace_directory
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs
 from sim.traces.trace import trace_sha256
 

@@ -45,10 +45,10 @@ from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import fit_sequences, shape_of
 from sim.process.interrupts import telling
 from sim.process.progress import Shown
-from sim.setup.build import load_trace, trace_directory
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
 from sim.setup.refusals import checked_settings
+from sim.setup.traces import load_trace, trace_directory
 from sim.traces.trace import Header, trace_sha256
 
 DEFAULTS = {

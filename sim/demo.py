@@ -24,9 +24,10 @@ from sim.results.looks import MARKERS, looks, save
 from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import Paired, paired
 from sim.results.timeline import trace_events
-from sim.setup.build import build, load_trace
+from sim.setup.build import build
 from sim.setup.configure import changes, configure
 from sim.setup.execute import Result, execute
+from sim.setup.traces import load_trace
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 

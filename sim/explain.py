@@ -31,7 +31,7 @@ from sim.answers.explain_residency import residency_story
 from sim.answers.lookahead_ranks import forecasts
 from sim.results.labels import told
 from sim.results.run_log import RunLog
-from sim.setup.build import load_trace
+from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
 from sim.verbs.words import is_place
 

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from capture.import_trace import main as import_trace
 from helpers.bundled import BUNDLED, Configure
-from sim.setup.build import load_trace
 from sim.setup.configure import configure as compose
+from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 

@@ -25,10 +25,10 @@ from real.setup.prepare import Advance, Prepared, Request, prepare_live, setting
 from real.store.weightless import Weightless
 from sim.policies.payloads import ActiveShare
 from sim.results.run import Run
-from sim.setup.build import trace_directory
 from sim.setup.choices import WorkloadChoice
 from sim.setup.run_memory import check_run_memory
 from sim.setup.sections import make_object
+from sim.setup.traces import trace_directory
 from sim.traces.trace import Trace
 from sim.workload.steps import Workload
 

@@ -35,8 +35,9 @@ from sim.machine.precision import AS_STORED
 from sim.policies.payloads import ActiveShare
 from sim.results.labels import labels_in
 from sim.results.run import Run
-from sim.setup.build import build, load_trace, trace_directory
+from sim.setup.build import build
 from sim.setup.configure import changes, configure
+from sim.setup.traces import load_trace, trace_directory
 from sim.traces.trace import Header, Trace, trace_sha256
 from sim.values.places import ASSETS
 

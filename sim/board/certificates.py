@@ -23,10 +23,10 @@ from sim.board.entries import PARTS, Board, Entry, bytes_in, code_of, command_of
 from sim.results.coverage import coverage_at
 from sim.results.labels import labels_in
 from sim.results.paired import paired
-from sim.setup.build import trace_directory
 from sim.setup.parts import make_hardware, make_model
 from sim.setup.refusals import checked_settings
 from sim.setup.sections import make_object
+from sim.setup.traces import trace_directory
 from sim.study.cells import Cell, make_cell
 from sim.study.plan import Plan
 from sim.study.rows import DONE, Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.setup.build import trace_directory
+from sim.setup.traces import trace_directory
 from sim.traces.header import Header, parse_header
 
 

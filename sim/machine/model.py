@@ -68,7 +68,7 @@ class Model:
     - ``gates_of`` and ``sizes_of`` are given for a transplant: they name the model whose gates are
       replayed and the model whose sizes these are.
     - ``whole`` has the sites, experts and top-k of the published model with these sizes. It is None
-      where they are not known (``sim.setup.build`` looks them up in ``conf/model``).
+      where they are not known (``sim.setup.whole`` looks them up in ``conf/model``).
     - ``stored`` is the precision of the published weights: an expert served in it has lost nothing.
       It matters where it is none of ``AS_STORED``.
     """

@@ -19,7 +19,8 @@ from sim.results.hits import asked, is_found, is_missed
 from sim.results.labels import labels_of
 from sim.results.latency import decode_time_and_tokens, prefill_time
 from sim.results.run import Run
-from sim.setup.build import build, load_trace
+from sim.setup.build import build
+from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
 
 LOADING = ("demand", "behind_demand", "behind_prefetch", "late_prefetch", "storage", "no_slot")

@@ -12,12 +12,12 @@ from typing import Any
 from sim.fitting.fits import check_recorded_for, fit_sequences
 from sim.policies.base import Predictor
 from sim.policies.requires import FitFile
-from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
 from sim.setup.parts import make_part
 from sim.setup.refusals import checked_settings
+from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
 from sim.verbs.names import of_file
 

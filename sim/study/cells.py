@@ -19,10 +19,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.setup.build import trace_directory
 from sim.setup.composing import compose_plainly, plain_word
 from sim.setup.configure import configure, system_name
 from sim.setup.own_gates import with_gates
+from sim.setup.traces import trace_directory
 from sim.study.plan import Plan, Values, nearest
 from sim.traces.header import parse_header, trace_sha256
 from sim.values.code import files_digest, foreign_files

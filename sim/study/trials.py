@@ -15,11 +15,12 @@ import polars as pl
 
 from sim.process.files import writing_table
 from sim.results.run import Run
-from sim.setup.build import build, load_trace, trace_directory
+from sim.setup.build import build
 from sim.setup.configure import changes, configure
 from sim.setup.execute import execute
 from sim.setup.own_gates import with_gates
 from sim.setup.refusals import checked_settings
+from sim.setup.traces import load_trace, trace_directory
 from sim.study.cells import cell_key
 from sim.traces.header import parse_header, trace_sha256
 from sim.traces.trace import Trace

@@ -24,8 +24,8 @@ from real.host.cpu import CpuDevice
 from real.live.live import LiveDriver
 from real.live.run import live_driver, prepare
 from real.setup.prepare import Prepared, read_request
-from sim.setup.build import load_trace
 from sim.setup.configure import configure
+from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 

@@ -33,8 +33,8 @@ from real.live.live import LiveDriver
 from real.live.run import live_driver, prepare
 from real.live.workload import LivePrompt, blank_trace
 from real.setup.prepare import Prepared, read_request
-from sim.setup.build import load_trace
 from sim.setup.configure import configure
+from sim.setup.traces import load_trace
 from sim.traces.trace import DECODE, PREFILL, Trace
 from sim.values.places import ROOT
 from sim.values.types import Step

@@ -13,7 +13,7 @@ from capture.tiny.model import load_model
 from real.lossy.replay import Subject
 from real.store.experts import ExpertForm
 from real.store.swapping import expert_forms
-from sim.setup.build import load_trace
+from sim.setup.traces import load_trace
 from sim.traces.trace import DECODE, Trace
 from sim.values.places import ROOT
 

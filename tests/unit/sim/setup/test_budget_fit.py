@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.setup.build import SHARES, build
+from sim.setup.budgets import SHARES
+from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.study.trials import prepared
 

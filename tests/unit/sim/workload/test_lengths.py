@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import composed
-from sim.setup.build import load_trace
+from sim.setup.traces import load_trace
 from sim.traces.trace import DECODE, PREFILL, Trace
 from sim.workload.lengths import Lengths
 from sim.workload.steps import Limits, Workload
