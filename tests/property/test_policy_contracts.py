@@ -6,6 +6,7 @@ tested in `test_question_contracts`.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -186,6 +187,8 @@ def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
     life.check()
     for tick, visit in enumerate(history):
         life.live(tick, visit, life.check)
+        # `moelab check` goes on from copies.
+        twin.policy = pickle.loads(pickle.dumps(twin.policy))
         twin.live(tick, visit)
         life.check()
         # The twin had the same history but was asked only for its evictions: the order is the same.
