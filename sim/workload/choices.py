@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray, ScoreRule
@@ -197,9 +198,10 @@ class Choices:
             return
         prompt = trace.valid[self.row] & (trace.phase[self.row] != DECODE)
         rows = prompt_rows(trace.step[self.row], trace.sequence[self.row], np.flatnonzero(prompt))
+        frame = frame.filter(pl.col("sequence").is_in(sorted(self.whole)))
         for pair, dealt in deal(frame, self.sites, self.depth, self.top_k).items():
             places = rows.get(pair)
-            if pair[1] in self.whole and places is not None and len(places) == len(dealt.experts):
+            if places is not None and len(places) == len(dealt.experts):
                 yield places, dealt
 
     def _selected(self) -> tuple[IntArray, FloatArray]:
