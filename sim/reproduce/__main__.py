@@ -2,12 +2,13 @@
 
     python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR]
         [output_dir=DIR] [processes=2]
-    python -m sim.reproduce field=DIR
+    python -m sim.reproduce field=DIR [runs=FILE]
 
 Each claim is judged by its role. ``phone`` adds recorded phone runs, ``recorded`` the gains over
 LRU and LFU on one more trace. ``field`` simulates runs that others published instead, on the gates
-of Qwen3-30B in DIR (docs/field.md). Runs are kept in ``output_dir``: a killed call goes on where it was.
-A wrong request ends with one message and exit code 2.
+of Qwen3-30B in DIR (docs/field.md): those of ``claims/field.csv``, or of a FILE like it. It ends with
+exit code 1 where a line that is asked for is missed. Runs of papers are kept in ``output_dir``: a
+killed call goes on where it was. A wrong request ends with one message and exit code 2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from rich.console import Console
@@ -42,8 +44,10 @@ from sim.reproduce.experiments import (
     outcome,
     points_of,
 )
-from sim.reproduce.field import published, rows, table
+from sim.reproduce.field import FILE, published, rows, table
 from sim.reproduce.field_figures import figures, slots_table, splits, steps_table
+from sim.reproduce.field_gains import as_told, asked_of, asked_table, gains
+from sim.reproduce.field_gains import table as gains_table
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
 from sim.reproduce.recorded import has_gains, with_recorded
@@ -61,6 +65,7 @@ class Asked:
     phone: Path | None
     recorded: str
     field: Path | None = None
+    runs: Path = FILE
 
 
 def asked(words: Sequence[str]) -> Asked:
@@ -72,6 +77,7 @@ def asked(words: Sequence[str]) -> Asked:
         "phone": "",
         "recorded": "",
         "field": "",
+        "runs": "",
     }
     named: list[str] = []
     for word in words:
@@ -82,7 +88,9 @@ def asked(words: Sequence[str]) -> Asked:
             )
         given[name] = value
         named.append(name)
-    if given["field"] and (others := [name for name in named if name != "field"]):
+    if given["runs"] and not given["field"]:
+        raise ValueError(f"runs={given['runs']} are simulated on gates: say field=DIR, too")
+    if given["field"] and (others := [name for name in named if name not in ("field", "runs")]):
         raise ValueError(
             f"field={given['field']} goes alone: {others[0]}= says nothing of runs that others published"
         )
@@ -94,7 +102,13 @@ def asked(words: Sequence[str]) -> Asked:
     phone = Path(given["phone"]) if given["phone"] else None
     field = Path(given["field"]) if given["field"] else None
     return Asked(
-        papers, Path(given["output_dir"]), int(given["processes"]), phone, given["recorded"], field
+        papers,
+        Path(given["output_dir"]),
+        int(given["processes"]),
+        phone,
+        given["recorded"],
+        field,
+        Path(given["runs"] or FILE),
     )
 
 
@@ -154,16 +168,30 @@ def calibrated(paper: Paper, runner: Runner) -> dict[str, float]:
     return constants
 
 
+def of_field(console: Console, gates: Path, file: Path) -> int:
+    """Print the runs of a file beside their simulation, and what is asked of them. Of the
+    project's own file, also the figures that are no speeds. Exit code 1 where a line is missed.
+    """
+    runs = list(rows(gates, published(file)))
+    found = gains(runs, cache(partial(as_told, gates)))
+    lines = list(asked_of(found))
+    shown = [table(runs)]
+    if found:
+        shown += [gains_table(found), asked_table(lines)]
+    if file == FILE:
+        shown += [steps_table(gates, figures()), slots_table(splits())]
+    for one in shown:
+        console.print(one, crop=False)
+    return 0 if all(line.holds for line in lines) else 1
+
+
 @telling("the same command goes on where it was")
 def main(words: Sequence[str]) -> int:
     console, started = Console(), time.perf_counter()
     try:
         request = asked(words)
         if request.field is not None:
-            runs = list(rows(request.field, published()))
-            for one in (table(runs), steps_table(request.field, figures()), slots_table(splits())):
-                console.print(one, crop=False)
-            return 0
+            return of_field(console, request.field, request.runs)
         papers = [load_paper(name) for name in request.papers]
         if request.recorded:
             if not any(has_gains(paper) for paper in papers):
@@ -173,7 +201,7 @@ def main(words: Sequence[str]) -> int:
                 )
             papers = [with_recorded(paper, request.recorded) for paper in papers]
         lines = phone_lines(request.phone) if request.phone else []
-    except (ValueError, RolesError, PhoneError) as error:
+    except (ValueError, OSError, RolesError, PhoneError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
     every: list[Verdict] = []

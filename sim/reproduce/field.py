@@ -2,7 +2,8 @@
 
 ``claims/field.csv`` has one run a row: what was measured, where that is written, and the words that
 simulate it. Machines are those of ``conf/hardware``, with the link's rate as the source tells it.
-Where ``fitted_on`` names another row, one figure of the words is drawn from that row. Gates are
+Where ``fitted_on`` names other rows, a figure of the words is drawn from each of them. ``baseline``
+names the run of the same group that it is compared with (`sim.reproduce.field_gains`). Gates are
 synthetic, fitted to published statistics of the model.
 """
 
@@ -29,7 +30,8 @@ WORDS = (f"model={LIKE}", "precision=int4", "trace.max_sequences=1")
 class Published:
     """A published run. ``hit_ratio`` is None where the source does not tell it.
 
-    ``fitted_on``: the run from which a figure of the words was drawn; empty where none was.
+    ``fitted_on``: the runs from which figures of the words were drawn. ``baseline``: the run of its
+    group that it is compared with; empty where there is none.
     """
 
     name: str
@@ -38,7 +40,8 @@ class Published:
     tokens_per_s: float
     hit_ratio: float | None
     words: tuple[str, ...]
-    fitted_on: str = ""
+    fitted_on: tuple[str, ...] = ()
+    baseline: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def published(place: Path = FILE) -> list[Published]:
                 words = tuple(row["words"].split())
                 rate = float(row["tokens_per_s"])
                 told = row["id"], row["source"], row["machine"], rate, hits, words
-                one = Published(*told, row["fitted_on"])
+                one = Published(*told, tuple(row["fitted_on"].split()), row["baseline"])
             except (KeyError, ValueError, AttributeError) as error:
                 raise ValueError(f"{place}:{number}: {row} is no published run ({error})") from None
             if rate <= 0 or not one.source.startswith("https://") or not words:
@@ -100,6 +103,6 @@ def table(found: Sequence[Row]) -> Table:
             f"{row.ratio:.2f}",
             "-" if told is None else f"{told:.3f}",
             f"{row.hit_ratio:.3f}",
-            row.published.fitted_on,
+            " ".join(row.published.fitted_on),
         )
     return with_whole_words(made)

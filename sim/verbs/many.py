@@ -236,6 +236,7 @@ VERBS = (
             Option(
                 "field", "folder of Qwen3-30B's gates, for runs that others published", Kind.PLACE
             ),
+            Option("runs", "CSV of such runs, with field=", Kind.PLACE),
             Option("processes", "at once", Kind.WHOLE, "2", least=1),
             Option(
                 "output_dir",

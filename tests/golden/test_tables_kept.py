@@ -43,7 +43,7 @@ from sim.answers.serving_words import points_of
 from sim.answers.whatif import Growth
 from sim.answers.whatif_growth import growth_table
 from sim.board.entries import Board, Entry, Left
-from sim.reproduce import field, field_figures
+from sim.reproduce import field, field_figures, field_gains
 from sim.reproduce import report as papers
 from sim.results.coverage import coverage_at
 from sim.results.labels import Labels
@@ -206,11 +206,19 @@ def _papers(place: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _field(place: Path, patch: pytest.MonkeyPatch) -> None:
-    one = field.Published("a", "https://x", "h", 12.3, None, ("system=lru",), "b")
-    known = replace(one, name="b", tokens_per_s=7.31, hit_ratio=0.5132, fitted_on="")
+    one = field.Published("a", "https://x", "h", 12.3, None, ("system=lru",), ("b",))
+    known = replace(one, name="b", tokens_per_s=7.31, hit_ratio=0.5132, fitted_on=())
     Console().print(
         field.table([field.Row(one, 10.4, 0.617, "g"), field.Row(known, 8.21, 0.4999, "f")])
     )
+
+
+def _field_gains(place: Path, patch: pytest.MonkeyPatch) -> None:
+    one = field.Published("a", "https://x", "h", 12.3, None, ("system=lru",), baseline="b")
+    gain = field_gains.Gain(one, 1.25, 0.875, 0.617)
+    told = field_gains.Gain(replace(one, name="c", hit_ratio=0.5132), 0.97, 1.5, 0.5130)
+    Console().print(field_gains.table([gain, told]))
+    Console().print(field_gains.asked_table(list(field_gains.asked_of([gain, told]))))
 
 
 def _field_figures(place: Path, patch: pytest.MonkeyPatch) -> None:
@@ -321,6 +329,7 @@ PRINTED: dict[str, Printer] = {
     "sim.reproduce.report": _papers,
     "sim.reproduce.field": _field,
     "sim.reproduce.field_figures": _field_figures,
+    "sim.reproduce.field_gains": _field_gains,
     "sim.answers.whatif_growth": _growth,
     "sim.demo": _demo,
     "sim.pareto": _pareto,

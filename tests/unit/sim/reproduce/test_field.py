@@ -17,7 +17,7 @@ from sim.reproduce.field_figures import slots_table, splits
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import write_trace
 
-HEAD = "id,source,machine,tokens_per_s,hit_ratio,fitted_on,words\n"
+HEAD = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +35,25 @@ def test_every_published_run_names_its_source_and_its_machine() -> None:
     assert all(one.hit_ratio is None or 0 < one.hit_ratio < 1 for one in found)
     # Of several cards a figure may be drawn from a run of one.
     card = {one: one.machine.removeprefix("2 x ") for one in found}
-    fitted = {(one.fitted_on, card[one]) for one in found if one.fitted_on}
+    fitted = {(name, card[one]) for one in found for name in one.fitted_on}
     assert fitted <= {(one.name, card[one]) for one in found if not one.fitted_on}
+    bases = {(one.baseline, card[one]) for one in found if one.baseline}
+    assert bases <= {(one.name, card[one]) for one in found}
+    assert len({one.name for one in found if one.baseline}) >= 15
 
 
 @pytest.mark.thorough
 def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
     """What a copy costs beside its bytes is the same in every row that is fitted on one."""
     found, of_loads = published(), set[bool]()
-    for name in {one.fitted_on for one in found if one.fitted_on}:
-        (source,) = (one for one in found if one.name == name and not one.fitted_on)
-        drawn = {one.words[-2:] for one in found if one.fitted_on == name}
+    plain = {one.name: set(one.words) for one in found if not one.fitted_on}
+    for names in {one.fitted_on for one in found if one.fitted_on}:
+        (source,) = (one for one in found if one.name == names[-1] and not one.fitted_on)
+        drawn = {
+            tuple(w for w in one.words if w not in plain.get(one.name, source.words))
+            for one in found
+            if one.fitted_on == names
+        }
         assert len(drawn) == 1
         again = replace(source, words=(*source.words, *drawn.pop()))
         (row,) = rows(gates, [again])
@@ -85,10 +93,10 @@ def test_in_80_columns_nothing_of_a_run_is_cut() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("a,https://b,c,fast,,,system=lru", r":2: .* is no published run"),
-        ("a,https://b,c,0,,,system=lru", r":2: .* needs a rate, a source and words"),
-        ("a,hearsay,c,1,,,system=lru", r":2: .* needs a rate, a source and words"),
-        ("a,https://b,c,1,,,", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,fast,,,,system=lru", r":2: .* is no published run"),
+        ("a,https://b,c,0,,,,system=lru", r":2: .* needs a rate, a source and words"),
+        ("a,hearsay,c,1,,,,system=lru", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,1,,,,", r":2: .* needs a rate, a source and words"),
     ],
 )
 def test_what_is_no_published_run_is_refused(line: str, told: str, tmp_path: Path) -> None:
@@ -105,7 +113,7 @@ def test_a_folder_without_gates_is_refused(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_run_may_be_slower_than_a_token_a_second(tmp_path: Path) -> None:
     place = tmp_path / "field.csv"
-    place.write_text(HEAD + "a,https://b,c,0.25,,,system=lru\n")
+    place.write_text(HEAD + "a,https://b,c,0.25,,,,system=lru\n")
     (one,) = published(place)
     assert one.tokens_per_s == 0.25
 
@@ -118,7 +126,7 @@ def test_a_run_is_simulated_with_its_words_on_the_gates_and_has_tokens_for_its_t
     monkeypatch.setattr(
         field, "trial", lambda words: asked.append(words) or SimpleNamespace(summary=summary)
     )
-    one = Published("a", "https://b", "c", 10.0, 0.25, ("system=lru", "x=1"), "z")
+    one = Published("a", "https://b", "c", 10.0, 0.25, ("system=lru", "x=1"), ("y", "z"))
     found = list(rows(Path("there"), [one]))
     assert found == [Row(one, 25.0, 0.5, "g")]
     assert asked == [
@@ -136,18 +144,18 @@ def test_a_run_is_simulated_with_its_words_on_the_gates_and_has_tokens_for_its_t
         ["2.50", "0.50"],
         ["0.250", "0.250"],
         ["0.500", "0.125"],
-        ["z", "z"],
+        ["y z", "y z"],
     ]
 
 
 def test_a_file_of_runs_is_read_whole_and_names_the_line_that_is_none(tmp_path: Path) -> None:
     place = tmp_path / "field.csv"
-    lines = "a,https://b,c,1.5,0.25,z,system=lru x=1\nd,https://e,f,2,,,y=2\n"
+    lines = "a,https://b,c,1.5,0.25,d,y z,system=lru x=1\nd,https://e,f,2,,,,y=2\n"
     place.write_text(HEAD + lines)
     assert published(place) == [
-        Published("a", "https://b", "c", 1.5, 0.25, ("system=lru", "x=1"), "z"),
-        Published("d", "https://e", "f", 2.0, None, ("y=2",), ""),
+        Published("a", "https://b", "c", 1.5, 0.25, ("system=lru", "x=1"), ("y", "z"), "d"),
+        Published("d", "https://e", "f", 2.0, None, ("y=2",)),
     ]
-    place.write_text(HEAD + lines + "g,https://h,i,-1,,,y=2\n")
+    place.write_text(HEAD + lines + "g,https://h,i,-1,,,,y=2\n")
     with pytest.raises(ValueError, match=r"field\.csv:4: .* needs a rate"):
         published(place)

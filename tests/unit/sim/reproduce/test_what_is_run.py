@@ -90,15 +90,20 @@ def test_runs_are_those_of_chosen_experiments_that_need_any(
 def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("table", "slots_table"):
+    for name in ("table", "slots_table", "gains_table", "asked_table"):
         monkeypatch.setattr(command, name, lambda told, name=name: f"{name} {told}")
+    monkeypatch.setattr(command, "gains", lambda told, again: ["gains", *told])
+    monkeypatch.setattr(command, "asked_of", lambda told: [])
     monkeypatch.setattr(command, "steps_table", lambda place, told: f"steps {place} {told}")
     monkeypatch.setattr(command, "rows", lambda place, told: iter([place, told]))
-    for name in ("published", "figures", "splits"):
+    monkeypatch.setattr(command, "published", lambda file: file.name)
+    for name in ("figures", "splits"):
         monkeypatch.setattr(command, name, lambda name=name: name)
     assert command.main(["field=there"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"table {[Path('there'), 'published']}",
+        f"table {[Path('there'), 'field.csv']}",
+        f"gains_table {['gains', Path('there'), 'field.csv']}",
+        "asked_table []",
         "steps there figures",
         "slots_table splits",
     ]
