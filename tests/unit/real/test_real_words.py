@@ -48,7 +48,9 @@ def test_a_word_that_counts_is_taken(words: list[str]) -> None:
 # Contracts: C74
 def test_words_by_which_parties_slow_each_other_are_refused_on_a_device() -> None:
     beside = "+hardware.beside={compute: {loader: 3}}"
-    shared = "{_target_: sim.machine.SharedMemory, gb_per_s: 0.2, parties: [compute, loader], slows: "
+    shared = (
+        "{_target_: sim.machine.SharedMemory, gb_per_s: 0.2, parties: [compute, loader], slows: "
+    )
     drawn = [f"+hardware.shared_memory={shared}as_drawn}}"]
     for words in ([beside], drawn, ["hardware=gb10", "hardware.shared_memory.gb_per_s=9"]):
         cfg, _ = configure("system=lru", *words, config="real")
