@@ -24,7 +24,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from real.driver.loop import Driver
 from real.setup.execute import Result, lateness, measure, replay_driver
-from real.setup.prepare import Prepared, Request, check_words, prepare_replay, read_request
+from real.setup.prepare import (
+    Prepared,
+    Request,
+    check_slowing,
+    check_words,
+    prepare_replay,
+    read_request,
+)
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.printing import print_text
 from sim.process.progress import Shown
@@ -53,6 +60,7 @@ def main(cfg: DictConfig) -> None:
     with ExitStack() as held:
         try:
             check_words(cfg, given())
+            check_slowing(cfg, given())
             request = read_request(cfg, system_name(), changed())
             held.enter_context(locked(output_dir))
             check_writable(output_dir)

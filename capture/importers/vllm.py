@@ -62,6 +62,8 @@ from capture.importers.source import (
 from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 KEYS = (*FACTS, "dense_layers", "order")
+FEWEST_ROWS = 16
+"""In fewer rows a layer with experts may have chosen the first one only."""
 LARGEST_FILE_BYTES = 1 << 30
 LARGEST_ARRAY_BYTES = 1 << 30
 RECORD = "start the server with --enable-return-routed-experts, and ask without streaming"
@@ -118,6 +120,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
         -1,
         "must be recorded for one token or more",
     )
+    _check_unnamed(refuse, found, kept, layers)
     check_size(
         refuse,
         "routed_experts",
@@ -156,6 +159,23 @@ def _check_dense(refuse: Refuse, name: str, ids: Ints, layers: Sequence[int]) ->
         refuse.where(
             f"{name}, routed_experts at layer {layer}", ids[:, layer] > 0, ids[:, layer], rule
         )
+
+
+def _check_unnamed(
+    refuse: Refuse, found: Sequence[_Response], kept: Sequence[NDArray[np.bool_]], layers: list[int]
+) -> None:
+    """Where a token has one expert, the zeros of a layer without experts look like choices."""
+    ids = np.concatenate([item.ids[keep] for item, keep in zip(found, kept, strict=True)])
+    if ids.shape[2] > 1 or len(ids) < FEWEST_ROWS:
+        return
+    named = ",".join(str(layer) for layer in layers if not ids[:, layer].any())
+    refuse(
+        f"routed_experts at layers {named}",
+        bool(named),
+        f"expert 0 in all {len(ids)} rows",
+        "must have choices: layers without experts are written so",
+        f"name the layers that have none: dense_layers={named}",
+    )
 
 
 def _responses(request: Request, refuse: Refuse) -> Iterator[tuple[str, object]]:

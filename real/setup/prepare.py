@@ -122,6 +122,22 @@ def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
             )
 
 
+def check_slowing(cfg: DictConfig, words: Sequence[str]) -> None:
+    """Raise ValueError for a word by which parties of the machine slow each other during a run:
+    those of a device do so by themselves, or not at all (contract C74).
+    """
+    shared = cfg.hardware.get("shared_memory") or {}
+    parts = ["hardware.beside"]
+    parts += ["hardware.shared_memory"] if shared.get("slows") == "as_drawn" else []
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if any(key == part or key.startswith(f"{part}.") for part in parts):
+            raise ValueError(
+                f"{word} changes nothing on a device, whose parties are not slowed by these figures;"
+                " moelab run simulates this, or leave it out"
+            )
+
+
 def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> Request:
     """The request that a configuration makes. Raise ValueError for an unknown section or value."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)

@@ -127,10 +127,14 @@ def _number(path: Path, row: int, column: str, text: str | None) -> float:
 def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -> LinkFit:
     """Fit the link by least squares of relative errors.
 
-    Of the first ``rows`` rows those that moved something count. Raise ValueError if they are too
-    few, or if more bytes do not take longer.
+    Of the first ``rows`` rows those that moved something in some time count. What moved `FARTHEST`
+    times as fast as the median row moved in no time: a clock that stood still, or a cache. Raise
+    ValueError if they are too few, or if more bytes do not take longer.
     """
     moving = (values["bytes"] > 0) & (values["io"] > 0)
+    if moving.any():
+        rate = values["bytes"] / np.where(moving, values["io"], np.inf)
+        moving &= rate < FARTHEST * np.median(rate[moving])
     fitted = moving & (np.arange(len(moving)) < rows)
     if fitted.sum() < FEWEST_ROWS:
         raise ValueError(

@@ -57,6 +57,7 @@ MORE = (
     "router_bias",
     "relative_attention_num_buckets",
     "num_nextn_predict_layers",
+    "quantization_config",
 )
 NO_SIZE = (
     "_name_or_path",
@@ -120,7 +121,6 @@ NO_SIZE = (
     "pretraining_tp",
     "problem_type",
     "qk_head_dim",
-    "quantization_config",
     "relative_attention_max_distance",
     "resid_pdrop",
     "return_dict",

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 from sim.machine.config_keys import FULL_ATTENTION, MORE, NO_SIZE, READ, SIDES, TOP_K_OF
 from sim.machine.model import LatentAttention, Model
+from sim.machine.precision import AS_STORED, PRECISIONS
 
 Config = Mapping[str, Any]
+QUANTIZED = "quantization_config"
 
 
 class ConfigError(ValueError):
@@ -41,7 +43,8 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} holds a {type(found).__name__}, not the keys and values of a config.json"
         )
     text = found.get("text_config")
-    return {str(key): value for key, value in (text if isinstance(text, dict) else found).items()}
+    config = found if not isinstance(text, dict) else {QUANTIZED: found.get(QUANTIZED), **text}
+    return {str(key): value for key, value in config.items()}
 
 
 def model_from_config(config: Config, name: str, source: str) -> Model:
@@ -64,7 +67,7 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
     kind = str(config.get("model_type"))
     is_gpt_oss = kind == "gpt_oss"
     try:
-        return Model(
+        model = Model(
             name=name,
             sites=sites,
             experts=experts,
@@ -92,12 +95,32 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             other_params=_other_once(config, hidden, width, heads, sites * per_site),
             vocab=_number(config, "vocab", name),
             tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0)),
+            stored=_stored(config),
             source=source,
         )
+        return replace(model, dense_bits=_dense_bits(model))
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _stored(config: Config) -> str:
+    """The precision of the published experts. Other ways to quantise are not the publishers' own."""
+    part = config.get(QUANTIZED)
+    method = part.get("quant_method") if isinstance(part, Mapping) else None
+    return str(method) if method in ("fp8", "mxfp4") else AS_STORED[1]
+
+
+def _dense_bits(model: Model) -> float:
+    """The mean bits of what is no expert: in FP8 all but embedding, LM head and routers; where only
+    experts have fewer (MXFP4), 16.
+    """
+    if model.stored != "fp8":
+        return model.dense_bits
+    heads = (1 if model.tied_embeddings else 2) * model.head_params
+    share = (heads + model.sites * model.experts * model.hidden) / model.dense_params
+    return round(PRECISIONS["fp8"].gate * (1 - share) + model.dense_bits * share, 2)
 
 
 def _check_known(config: Config, name: str) -> None:

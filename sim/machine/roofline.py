@@ -102,7 +102,7 @@ class Roofline:
         for site in self._kinds:
             at = (site, rows, sequences, context)
             if at not in self._dense:
-                self._dense[at] = self._layers_ns(*at)
+                self._dense[at] = self._layers_ns(*at) + self._forecast_ns
             times.append(self._dense[at])
         by_site = (
             times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
@@ -136,7 +136,7 @@ class Roofline:
         return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
 
     def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
-        """The time of one site's layers without its experts.
+        """The time of one site's layers without its experts, and without gates run ahead.
 
         An encoder's rows attend to all of their prompt. Several rows, and contexts beyond a table of
         measured times, take no less than the table says, and no less than the formula.
@@ -145,7 +145,7 @@ class Roofline:
         if self._measured is not None and self._measured.dense_us:
             least_ns = self._measured.dense_ns(self.model.block_params(site), context)
             if rows == 1 and context <= self._measured.dense_us[-1][0]:
-                return least_ns + self._forecast_ns
+                return least_ns
         m, compute = self.model, self.hardware.compute
         layers, encodes = m.layers_at(site), m.is_encoder(site)
         attended = context - (0 if encodes else (rows / sequences - 1) / 2)
@@ -157,7 +157,7 @@ class Roofline:
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
         )
         formula_ns = compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
-        return max(least_ns, formula_ns) + self._forecast_ns
+        return max(least_ns, formula_ns)
 
     def tail_ns(self, step: Step) -> int:
         """The time of the LM head.

@@ -96,9 +96,9 @@ class ActiveShare(Whole):
     several rows moves whole experts.
 
     ``sparsity``: the share of channels below the threshold. ``shares: recorded`` takes each
-    access's active share from the trace, at that sparsity; ``nominal`` takes 1 - sparsity. A
-    forecast always takes the nominal share. Channels that a prefetch lacks are left out, not
-    fetched.
+    access's active share from the trace, at that sparsity; ``nominal`` takes 1 - sparsity, as does
+    a token that the trace recorded in a prompt, without any shares. A forecast always takes the
+    nominal share. Channels that a prefetch lacks are left out, not fetched.
 
     Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2.1 and 3.3.2.
     """
@@ -141,7 +141,7 @@ class ActiveShare(Whole):
             return self._geometry.bytes_of(key)
         recorded: FloatArray | None = gate.share if self._recorded else None
         share = self.active_share if recorded is None else float(recorded[0, index, self._column])
-        # Experts without a recorded share (a prompt of one token, attention experts) move whole.
+        # Experts without channels (attention experts) have no recorded share, and move whole.
         return self._bytes(key, 1.0 if math.isnan(share) else share)
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:

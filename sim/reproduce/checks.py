@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sim.reproduce import phone
 from sim.reproduce.experiments import Outcome
 from sim.reproduce.identities import compute
-from sim.reproduce.phone import PhoneError, PhoneRun
+from sim.reproduce.phone import PhoneError, PhoneRun, relative
 from sim.reproduce.roles import Paper
 from sim.reproduce.rules import Value, odds, published
 from sim.reproduce.storage import constants
@@ -137,7 +137,7 @@ def phone_lines(folder: Path) -> list[str]:
 
     def told(name: str) -> str:
         own, signed = _middle(qwen.error(name))
-        other, _ = _middle((qwen.line(name) / qwen.measured[name] - 1)[half:])
+        other, _ = _middle(relative(qwen.line(name), qwen.measured[name])[half:])
         return f"{name} {own:.1%} ({signed:+.1%}; a line {other:.1%})"
 
     return [
@@ -147,7 +147,7 @@ def phone_lines(folder: Path) -> list[str]:
         ),
         (
             "  Tokens after them, median error (with its sign; a straight line on the bytes, fitted"
-            f" to the column itself): {', '.join(map(told, qwen.measured))}."
+            f" to the column itself): {', '.join(map(told, qwen.judged))}."
         ),
         *(line for run in others for line in _other_phone_lines(run, qwen)),
     ]
@@ -159,27 +159,28 @@ def _other_phone_lines(run: PhoneRun, qwen: PhoneRun) -> list[str]:
 
     def all_of_it(name: str) -> str:
         own, signed = _middle(run.error(name))
-        line, line_signed = _middle(run.line(name, qwen) / run.measured[name] - 1)
+        line, line_signed = _middle(relative(run.line(name, qwen), run.measured[name]))
         return f"{name} {own:.1%} ({signed:+.1%}; a line {line:.1%}, {line_signed:+.1%})"
 
     def second_half(name: str) -> str:
         own, _ = _middle(run.error(name)[half:])
-        line, _ = _middle((run.line(name) / run.measured[name] - 1)[half:])
+        line, _ = _middle(relative(run.line(name), run.measured[name])[half:])
         return f"{name} {own:.1%} (a line {line:.1%})"
 
     return [
         f"Phone, {model}: {' '.join(run.recording.words)}: nothing of this run is fitted.",
         (
             f"  Its {len(run.read_bytes)} tokens, median error (with its sign; a line with"
-            f" {qwen.recording.model}'s constants): {', '.join(map(all_of_it, run.measured))}."
+            f" {qwen.recording.model}'s constants): {', '.join(map(all_of_it, run.judged))}."
         ),
         (
             f"  Its tokens after {half} (a line fitted to this run's first {half}):"
-            f" {', '.join(map(second_half, run.measured))}."
+            f" {', '.join(map(second_half, run.judged))}."
         ),
     ]
 
 
 def _middle(errors: NDArray[np.float64]) -> tuple[float, float]:
-    """The median size of errors, and the median with its sign."""
-    return float(np.median(np.abs(errors))), float(np.median(errors))
+    """The median size of the errors of tokens that took any time, and the median with its sign."""
+    known = errors[~np.isnan(errors)]
+    return float(np.median(np.abs(known))), float(np.median(known))

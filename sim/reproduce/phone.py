@@ -147,9 +147,14 @@ class PhoneRun:
         """How many tokens a line of this run is fitted to."""
         return self.recording.fitted or len(self.read_bytes) // 2
 
+    @property
+    def judged(self) -> list[str]:
+        """The columns in which tokens after the first half took any time."""
+        return [name for name, column in self.measured.items() if column[self.half :].any()]
+
     def error(self, name: str) -> Floats:
         """The relative errors, with their signs, of the tokens that no constant is drawn from."""
-        return (self.predicted[name] / self.measured[name] - 1)[self.recording.fitted :]
+        return relative(self.predicted[name], self.measured[name])[self.recording.fitted :]
 
     def line(self, name: str, of: PhoneRun | None = None) -> Floats:
         """The column predicted by a straight line on the bytes that were read, by token.
@@ -162,6 +167,13 @@ class PhoneRun:
             other.measured[name][: other.half],
         )
         return np.asarray(features @ np.linalg.lstsq(*fitted, rcond=None)[0])
+
+
+def relative(predicted: Floats, measured: Floats) -> Floats:
+    """The relative errors, with their signs; NaN of a token that took no time, which has none."""
+    found = np.full(len(measured), np.nan)
+    np.divide(predicted, measured, out=found, where=measured > 0)
+    return found - 1
 
 
 def _features(read_bytes: Floats) -> Floats:

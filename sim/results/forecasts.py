@@ -17,6 +17,8 @@ SHARES = ("top1", "recall_at_issued", "precision", "exact_set")
 NAMES = (*SHARES, "timely_recall")
 FORECAST, NOT_BY_DESIGN, NOT = "forecast", "not forecast by the system", "not forecast: "
 """Whether prompts were forecast, in words; a reason follows `NOT`."""
+NO_FORECAST = "decoded tokens had no forecast"
+"""What is said beside of decoded tokens that the trace recorded in a prompt."""
 
 
 @dataclass
@@ -79,7 +81,8 @@ def prediction(
     | timely_recall | see below |
     | fitted_on | how many of the run's sequences the predictor was fitted on, which flatters it |
     | prefill | the first four for gates with rows of prompts |
-    | prompts | whether prompts were forecast, or why not; None without predictor or prompts |
+    | prompts | whether prompts were forecast, or why not, and how many decoded tokens were not;
+    None without predictor or prompts |
 
     ``timely_recall`` is over the needs that were there only because of a prefetch, or were not
     there for want of one: ``used`` prefetches, and ``lookups`` that were late, promoted or a miss.
@@ -95,8 +98,38 @@ def prediction(
         "timely_recall": used / absent if absent and decode.gates else None,
         "fitted_on": fitted_on,
         "prefill": prefill.shares() if prefill.gates else None,
-        "prompts": _prompts_told(workload, predictor, prefill.gates) if has_prompts else None,
+        "prompts": _prompts_told(workload, predictor, prefill.gates)
+        + _decoded_told(workload, predictor)
+        if has_prompts
+        else None,
     }
+
+
+def _decoded_told(workload: Workload, predictor: Predictor) -> str:
+    """How many decoded tokens had no forecast, in words: the trace recorded them in a prompt, of
+    which it keeps nothing a token that this predictor reads. Empty where all had one.
+    """
+    reads, trace = predictor.requires, workload.trace
+    if not (reads.lookahead_sites or reads.gate_inputs):
+        return ""
+    decoded = workload.row[workload.phase[workload.row] == DECODE]
+    recorded = np.unique(decoded[trace.phase[decoded] != DECODE])
+    if not len(recorded):
+        return ""
+    if reads.gate_inputs:
+        kept = workload.gate_inputs
+        known = np.zeros(len(recorded), bool) if kept is None else kept.place[recorded] >= 0
+        way = ""
+    else:
+        scores = trace.lookahead[reads.row_scores or workload.norm][recorded, :, 0]
+        known = np.isfinite(scores).any(axis=(1, 2))
+        way = " (prefill_lookahead=rows would keep one of each)"
+    if known.all():
+        return ""
+    return (
+        f"; {int((~known).sum())} of {len(np.unique(decoded))} {NO_FORECAST}, as"
+        f" trace {trace.header.name} recorded them in prompts{way}"
+    )
 
 
 def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:

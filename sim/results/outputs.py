@@ -29,7 +29,7 @@ from sim.process.files import writing_table
 from sim.process.interrupts import held_back
 from sim.process.printing import print_text
 from sim.results.bounded import bound_told
-from sim.results.forecasts import NOT
+from sim.results.forecasts import NO_FORECAST, NOT
 from sim.results.frames import Frames
 from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, caption, labels_in
@@ -346,9 +346,11 @@ def _with_machine(summary: Summary) -> str:
 
 
 def _prompts(summary: Summary) -> str:
-    """Why prompts were not forecast, where the system would have done so; else empty."""
+    """Why prompts, or some decoded tokens, were not forecast where the system would have done so;
+    else empty.
+    """
     told = summary["prediction"].get("prompts") or ""
-    return f" Prompts were {told}." if told.startswith(NOT) else ""
+    return f" Prompts were {told}." if told.startswith(NOT) or NO_FORECAST in told else ""
 
 
 def served(summary: Mapping[str, Any]) -> str:

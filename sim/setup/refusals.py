@@ -293,6 +293,12 @@ def check_parts(parts: Parts, workload: Workload) -> None:
             f" hardware.links.{kept[0]}.page_cache: what is kept of a read that was cut is not"
             " modelled; set one of them to null"
         )
+    if parts.loader.write_back and hardware.is_unified:
+        raise ValueError(
+            f"loader.write_back=true: {hardware.links[-1].name} of {hardware.name} begins at a drive,"
+            " which has every expert already, so that nobody writes one back; set"
+            " loader.write_back=false"
+        )
     _check_unpacking(parts)
     _check_lanes(parts)
     _check_kv(parts)

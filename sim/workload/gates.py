@@ -300,11 +300,12 @@ class StepGate:
 
     @property
     def share(self) -> FloatArray | None:
-        """Active shares of channels [R, K, P], in the order of ``experts``; None without any."""
-        trace = self.workload.trace
-        if trace.active_shares is None:
+        """Active shares of channels [R, K, P], in the order of ``experts``; None without any, as of
+        a token that was recorded in a prompt.
+        """
+        trace, rows = self.workload.trace, self._trace_rows()
+        if trace.active_shares is None or not np.isfinite(trace.active_shares[rows]).any():
             return None
-        rows = self._trace_rows()
         in_order = trace.header.stands_in_order
         order = need_order(trace.ids[rows, self.site], trace.weights[rows, self.site], in_order)
         return np.take_along_axis(trace.active_shares[rows, self.site], order[..., None], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from real.setup.prepare import check_words, read_request
+from real.setup.prepare import check_slowing, check_words, read_request
 from sim.setup.configure import configure
 
 
@@ -43,6 +43,24 @@ def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> 
 def test_a_word_that_counts_is_taken(words: list[str]) -> None:
     cfg, _ = configure("system=lru", *words, config="real")
     check_words(cfg, words)
+
+
+# Contracts: C74
+def test_words_by_which_parties_slow_each_other_are_refused_on_a_device() -> None:
+    beside = "+hardware.beside={compute: {loader: 3}}"
+    shared = (
+        "{_target_: sim.machine.SharedMemory, gb_per_s: 0.2, parties: [compute, loader], slows: "
+    )
+    drawn = [f"+hardware.shared_memory={shared}as_drawn}}"]
+    for words in ([beside], drawn, ["hardware=gb10", "hardware.shared_memory.gb_per_s=9"]):
+        cfg, _ = configure("system=lru", *words, config="real")
+        with pytest.raises(ValueError, match=r"changes nothing on a device") as refused:
+            check_slowing(cfg, words)
+        assert str(refused.value).startswith(f"{words[-1]} changes nothing on a device, whose part")
+    always = [f"+hardware.shared_memory={shared}always}}"]
+    for words in (always, ["hardware=gb10"], ["hardware=h100_sxm_pcie5_measured"]):
+        cfg, _ = configure("system=lru", *words, config="real")
+        check_slowing(cfg, words)
 
 
 # Contracts: C141

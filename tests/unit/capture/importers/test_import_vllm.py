@@ -106,6 +106,23 @@ def test_weights_are_not_invented(tmp_path: Path) -> None:
     assert np.array_equal(chosen, np.sort(IDS, -1))
 
 
+def test_a_layer_of_zeros_is_refused_where_a_token_has_one_expert(tmp_path: Path) -> None:
+    """Of several experts zeros are one expert twice; of one they were a layer where all chose it."""
+    ids = np.tile(np.arange(16, dtype=np.int64)[:, None, None] % 3, (1, LAYERS, 1))
+    ids[:, 0] = 0
+
+    def of(rows: int) -> Path:
+        value = response(encoded(ids[-rows:]), prompt=rows, generated=1)
+        return write(tmp_path, value, f"of_{rows}.json")
+
+    told = str(refusal("vllm", of(16)))
+    assert "routed_experts at layers 0 is 'expert 0 in all 16 rows'" in told
+    assert "name the layers that have none: dense_layers=0" in told
+    named = imported("vllm", of(16), tmp_path / "named", dense_layers="0")
+    assert named.ids.shape == (16, LAYERS - 1, 1)
+    assert imported("vllm", of(15), tmp_path / "few").ids.shape == (15, LAYERS, 1)
+
+
 def test_several_responses_are_sequences_as_a_list_or_line_by_line(tmp_path: Path) -> None:
     values = [whole(), response(encoded(IDS[:3]), prompt=2, generated=2)]
     listed = imported("vllm", write(tmp_path, values), tmp_path / "list")

@@ -149,6 +149,18 @@ def test_fewer_than_eight_rows_that_moved_something_are_too_few() -> None:
     assert fit_link(values, 10, 0.5).bytes_per_ms == pytest.approx(1e6)
 
 
+@pytest.mark.parametrize("took_ms", [1.5 / 50, 1e-3, 1e-9])
+def test_a_row_of_next_to_no_time_spoils_no_fit(took_ms: float) -> None:
+    """A row of 1 us that moved a MB drew the fit of 16 others to itself, or had the log refused."""
+    exact = rows_of((8, 1, 1e6, 1.5), (8, 1, 2e6, 2.5))
+    for at, of in ((16, 17), (0, 16)):
+        values = {name: np.insert(exact[name], at, exact[name][0]) for name in exact}
+        values["io"][at] = took_ms
+        fit = fit_link(values, of, 0.0)
+        assert (fit.overhead_ms, fit.bytes_per_ms) == pytest.approx((0.5, 1e6))
+        assert fit.error == pytest.approx(0, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("overhead", "told"), [(2.0, "0 ms a byte at 2"), (3.0, "-1e-06 ms a byte at 3")]
 )

@@ -109,6 +109,22 @@ def test_compressed_keys_and_values_are_what_deepseek_caches() -> None:
     assert conf("deepseek_v3").kv_bytes_per_token == 61 * 1_152 == 70_272
 
 
+def test_deepseek_v3_takes_the_bytes_in_which_it_is_published() -> None:
+    """Its checkpoint has 688.6 GB. 15.3 of them are of the prediction layer, which is left out: its
+    11.5 B parameters in FP8, with copies of embedding and LM head in 16 bits.
+    """
+    model = conf("deepseek_v3")
+    head = model.head_params
+    left_out = 11.5e9 + 2 * 2 * head
+    assert all_experts(model, "fp8") + model.dense_bytes == pytest.approx(
+        688.6e9 - left_out, rel=1e-3
+    )
+    in_16_bits = 2 * head + model.sites * model.experts * model.hidden
+    fp8 = 8 + 32 / 128**2
+    mean = fp8 + (16 - fp8) * in_16_bits / model.dense_params
+    assert model.dense_bits == pytest.approx(mean, abs=0.005)
+
+
 def test_an_encoders_layers_keep_no_keys_and_values() -> None:
     """Twelve decoder layers, 768 keys and 768 values of 4 B."""
     assert conf("switch_base_8").kv_bytes_per_token == 12 * 2 * 768 * 4

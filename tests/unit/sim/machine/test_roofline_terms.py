@@ -190,6 +190,18 @@ def test_deciding_takes_host_time_after_a_gate_and_the_cpu_says_how_far_it_is() 
         Roofline(small(), machine(), ("fp16",)).cpu_ns(0, 0, 1)
 
 
+def test_a_draft_runs_no_gates_ahead_since_no_forecast_is_made_at_its_layers() -> None:
+    """Contract C151: 128 B of two gates and three launches are each site's, and no draft's."""
+    on = machine(forecasting=Forecasting("compute", 3))
+    one = Roofline(small(), on, ("fp16",), forecast_sites=2, draft_layers=2)
+    draft = 2 * (8_005 + 2 * 6_008) + 2_002
+    assert list(one.dense_ns(step(drafters=(1, 1)))) == [
+        14_006 + 2 * draft,
+        14_006,
+        14_006,
+    ]
+
+
 def test_a_measured_layer_is_of_one_row_and_waits_for_gates_run_ahead() -> None:
     """10 us for 240 parameters; 128 B of two gates and three launches: 1 + 6,000 ns."""
     table = Measured(0.0, dense_params=240, dense_us=[[1, 10.0]])

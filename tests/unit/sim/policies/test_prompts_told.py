@@ -90,10 +90,42 @@ def test_why_not() -> None:
 def test_parts_of_prompts_are_named(choice: dict[str, Any], named: str) -> None:
     """They are also named where steps hold decoded rows, too, which are forecast."""
     assert told(ROWS, GateLookahead(2), **choice)["prompts"] == "forecast"
-    assert told(CELLS, GateLookahead(2), **choice)["prompts"] == (
+    said = told(CELLS, GateLookahead(2), **choice)["prompts"]
+    assert said.partition("; 12 of")[0] == (
         f"not forecast: {named} reads them in part, and trace small keeps forecasts of whole ones; "
         "capture it with prefill_lookahead=rows"
     )
+
+
+class Nameless(NoPrediction):
+    """It reads no scores."""
+
+    silent = False
+
+
+# Contracts: C80, C109
+def test_decoded_tokens_that_were_recorded_in_a_prompt_are_told_where_they_have_no_forecast() -> (
+    None
+):
+    """Prompts of 7 are cut to 4. So of 5 decoded tokens 3 have the forecasts of whole prompts only,
+    in each of 4 sequences; whatever reads no scores of tokens forecasts them all.
+    """
+    cut = {"lengths": Lengths(prompt_tokens=4, decode_tokens=5)}
+    lacks = (
+        "; 12 of 20 decoded tokens had no forecast, as trace small recorded them in prompts"
+        " (prefill_lookahead=rows would keep one of each)"
+    )
+    for predictor, prompts in (
+        (GateLookahead(2), "not forecast: workload.prompt_tokens=4"),
+        (GateLookahead(2, prompts=False), "not forecast by the system"),
+        (ConfidentLookahead(), "not forecast: workload.prompt_tokens=4"),
+    ):
+        said = told(CELLS, predictor, **cut)["prompts"]
+        assert said.startswith(prompts)
+        assert said.endswith(lacks)
+        assert "decoded" not in told(ROWS, predictor, **cut)["prompts"]
+        assert "decoded" not in told(CELLS, predictor)["prompts"]
+    assert "decoded" not in told(CELLS, Nameless(), **cut)["prompts"]
 
 
 # Contracts: C100

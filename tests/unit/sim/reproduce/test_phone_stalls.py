@@ -104,6 +104,27 @@ def test_the_printed_line_has_medians_of_errors_their_signs_and_the_lines(
         assert f"{name} {words}; a line 0.0%)" in told
 
 
+@pytest.mark.filterwarnings("error")
+def test_tokens_that_took_no_time_have_no_error_and_a_column_of_them_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Errors of tokens without a stall were infinite, and of those predicted so nan%."""
+    tokens = np.arange(1.0, 2 * FITTED_ON + 1)
+    columns = {"io": 2 * tokens, "stall": 2 * tokens, "wall": np.zeros(len(tokens))}
+    columns["stall"][FITTED_ON : 2 * FITTED_ON - 10] = 0
+    predicted = dict.fromkeys(columns, 1.5 * tokens)
+    predicted["stall"][FITTED_ON] = 0
+    qwen = PhoneRun(columns, predicted, tokens)
+    other = PhoneRun(columns, predicted, tokens, GEMMA)
+    monkeypatch.setattr(phone, "read_runs", lambda folder: [qwen, other])
+    _, head, _, whole, half = phone_lines(Path("any"))
+    for line in (head, whole, half):
+        assert "stall 25.0% (" in line
+        assert "wall" not in line
+        assert "nan%" not in line
+        assert "inf%" not in line
+
+
 def test_errors_are_of_the_tokens_after_the_fitted_ones_and_so_is_the_line() -> None:
     tokens = np.arange(1.0, 2 * FITTED_ON + 1)
     columns = dict.fromkeys(("io", "stall", "wall"), 3.0 + 2.0 * tokens)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from helpers.printed import Heard, plain, rows_of
-from sim.results.forecasts import NOT
+from sim.results.forecasts import NO_FORECAST, NOT
 from sim.results.intervals import OVER
 from sim.results.outputs import (
     answer,
@@ -196,6 +196,11 @@ LOSSY = {"lossy": "lossy (experts skipped)", "reference": "a reference"}
         ),
         ({"prediction": {"prompts": f"{NOT}why"}}, "fast.", f"fast. Prompts were {NOT}why."),
         ({"prediction": {"prompts": "forecast"}}, "", ""),
+        (
+            {"prediction": {"prompts": f"forecast; 3 of 5 {NO_FORECAST}, as"}},
+            "fast.",
+            f"fast. Prompts were forecast; 3 of 5 {NO_FORECAST}, as.",
+        ),
         ({"prediction": {}}, "", ""),
     ],
 )

@@ -34,6 +34,7 @@ HARDWARE: dict[str, Any] = {
     "devices": None,
     "swap": None,
     "contention": None,
+    "is_unified": False,
 }
 LOADER: dict[str, Any] = {"chunk_bytes": None, "dense_slots": 0, "write_back": False, "wait": "all"}
 TIERS = SimpleNamespace(moves=True)
@@ -129,6 +130,14 @@ def workload(**changes: Any) -> Any:
                 " the other",
             )
             for lanes, word in ((UNIT, "unit=projection"), (WAKES, "wake_us=2"))
+        ),
+        (
+            {
+                "hardware": of(HARDWARE, is_unified=True),
+                "loader": of(LOADER, write_back=True),
+            },
+            "loader.write_back=true: pcie of m begins at a drive, which has every expert already, so"
+            " that nobody writes one back; set loader.write_back=false",
         ),
         (
             {"hardware": UNIT, "loader": of(LOADER, write_back=True)},
