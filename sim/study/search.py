@@ -35,6 +35,8 @@ DIRECTIONS = ("maximize", "minimize")
 SAMPLERS = ("tpe", "random", "nsga2")
 STORAGE = "search.db"
 RANGE_KEYS = ("low", "high", "whole", "log")
+Objectives = tuple[float | None, ...]
+"""A run's number by objective; None where it has none, such as a forecast's without a predictor."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Found:
     """
 
     values: Mapping[str, Any]
-    fit: tuple[float, ...]
-    eval: tuple[float, ...]
+    fit: Objectives
+    eval: Objectives
     speedup: Paired
 
 
@@ -80,7 +82,7 @@ class SearchResult:
 
     search: Search
     found: tuple[Found, ...]
-    baseline: tuple[tuple[float, ...], tuple[float, ...]]
+    baseline: tuple[Objectives, Objectives]
     trials: int
     failed: int
     labels: tuple[tuple[str, Labels], ...] = ()
@@ -271,7 +273,7 @@ def _cell(plan: Plan, values: Mapping[str, Any], split: str) -> Cell:
     return make_cell(replace(plan, last=(*plan.last, f"trace.split={split}")), values)
 
 
-def _objectives(search: Search, row: Row) -> tuple[float, ...]:
+def _objectives(search: Search, row: Row) -> Objectives:
     return tuple(row[name] for name in search.objectives)
 
 
@@ -338,22 +340,26 @@ def told(study: str, result: SearchResult) -> str:
         f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives:"
         f" {', '.join(names)}"
     ]
-    base = "  ".join(
-        f"{name} {fit:.4g} / {judged:.4g}"
-        for name, fit, judged in zip(names, *result.baseline, strict=True)
-    )
-    lines.append(f"as it stands (fit / eval): {base}")
+    lines.append(f"as it stands (fit / eval): {_reached(names, *result.baseline)}")
     for found in result.found:
         words = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in found.values.items()
         )
-        got = "  ".join(
-            f"{name} {fit:.4g} / {judged:.4g}"
-            for name, fit, judged in zip(names, found.fit, found.eval, strict=True)
-        )
         lines.append(
-            f"{words}\n  {got}; on eval it decodes {found.speedup} as fast"
-            f" ({found.speedup.verdict})"
+            f"{words}\n  {_reached(names, found.fit, found.eval)}; on eval it decodes"
+            f" {found.speedup} as fast ({found.speedup.verdict})"
         )
     return "\n".join([*lines, *labels_told(result.labels), OVER])
+
+
+def _reached(names: Sequence[str], fit: Objectives, judged: Objectives) -> str:
+    """The objectives on ``fit`` and on ``eval``; a dash for what a run does not have."""
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    return "  ".join(
+        f"{name} {text(one)} / {text(other)}"
+        for name, one, other in zip(names, fit, judged, strict=True)
+    )

@@ -273,6 +273,17 @@ def test_a_search_of_which_every_trial_was_refused_says_where_the_reason_is(
         search_with(Study(), [None, None], monkeypatch, trials=2)
 
 
+def test_a_number_that_a_run_does_not_have_is_a_dash_in_the_answer() -> None:
+    """As forecasts of the system as it stands, where a search looks for a predictor."""
+    found = Found({"predictor": "next_site"}, (0.5,), (None,), Paired(1.0, None, None, 1))
+    result = SearchResult(
+        Search({}, {"prediction.top1": "maximize"}, 1), (found,), ((None,), (None,)), 1, 0
+    )
+    lines = told("s", result).splitlines()
+    assert lines[1] == "as it stands (fit / eval): prediction.top1 - / -"
+    assert lines[3].startswith("  prediction.top1 0.5 / -; on eval")
+
+
 def test_the_answer_has_every_number_on_fit_and_on_eval() -> None:
     both = {"decode_tokens_per_s": "maximize", "makespan_s": "minimize"}
     found = (
