@@ -34,6 +34,8 @@ from sim.values.units import require_number
 DIRECTIONS = ("maximize", "minimize")
 SAMPLERS = ("tpe", "random", "nsga2")
 STORAGE = "search.db"
+AGAIN = "again"
+"""Marks a trial that proposes what one that was stopped had proposed."""
 RANGE_KEYS = ("low", "high", "whole", "log")
 Objectives = tuple[float | None, ...]
 """A run's number by objective; None where it has none, such as a forecast's without a predictor."""
@@ -196,14 +198,15 @@ def run_search(
             for trial, row in zip(best, judged, strict=True)
             if row["status"] == DONE
         ]
-        failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
+        again = _again(study)
+        failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials) - again
         at = (_objectives(search, base[0]), _objectives(search, base[1]))
         done = [
             ("as it stands", base[1]),
             *(("found", row) for row in judged if row["status"] == DONE),
         ]
         labels = tuple((name, labels_in(json.loads(row["summary"]))) for name, row in done)
-        return SearchResult(search, tuple(found), at, len(study.trials), failed, labels)
+        return SearchResult(search, tuple(found), at, len(study.trials) - again, failed, labels)
 
 
 def _trials(
@@ -215,15 +218,15 @@ def _trials(
     tell: Callable[[str], None],
 ) -> None:
     state = optuna.trial.TrialState
-    over = [trial for trial in study.trials if trial.state.is_finished()]
+    over = sum(trial.state.is_finished() for trial in study.trials) - _again(study)
     for trial in study.trials:
         # A trial that was running when the search was stopped is run again.
         if trial.state == state.RUNNING:
             study.tell(trial.number, state=state.FAIL)
-            study.enqueue_trial(trial.params)
+            study.enqueue_trial(trial.params, {AGAIN: True})
     if over:
-        tell(f"{len(over)} of {search.trials} trials are through already")
-    left = search.trials - len(over)
+        tell(f"{over} of {search.trials} trials are through already")
+    left = search.trials - over
     with showing_progress(plan.name, left) as report:
         while left > 0:
             trials = [study.ask() for _ in range(min(search.together, left))]
@@ -243,6 +246,11 @@ def _trials(
         raise ValueError(
             f"all {len(study.trials)} trials were refused; column error of the dataset says why"
         )
+
+
+def _again(study: Any) -> int:
+    """How many trials stand for one that was stopped: Optuna keeps that one, too, as a failed one."""
+    return sum(AGAIN in trial.user_attrs for trial in study.trials)
 
 
 def _values(search: Search, trial: Any) -> dict[str, Any]:

@@ -166,11 +166,13 @@ class Study:
     def ask(self) -> Any:
         number = len(self.trials)
         self.trials.append(
-            SimpleNamespace(number=number, state=State.RUNNING, params={"seed": number})
+            SimpleNamespace(
+                number=number, state=State.RUNNING, params={"seed": number}, user_attrs={}
+            )
         )
         return self.trials[-1]
 
-    def enqueue_trial(self, params: Any) -> None:
+    def enqueue_trial(self, params: Any, user_attrs: Any) -> None:
         self.told.append(("again", params))
 
     def tell(self, trial: Any, values: Any = None, state: State = State.COMPLETE) -> None:
