@@ -30,6 +30,7 @@ from sim.study.launchers import Launcher
 from sim.study.plan import Plan, section
 from sim.study.rows import BOUNDED, DONE, NUMBERS, Row
 from sim.values.units import require_number
+from sim.verbs.synonyms import in_configuration
 
 DIRECTIONS = ("maximize", "minimize")
 SAMPLERS = ("tpe", "random", "nsga2")
@@ -104,8 +105,14 @@ def make_search(plan: Plan) -> Search:
         raise ValueError(
             f"{place}.parameters must hold values or a range by key, got {parameters!r}"
         )
+    parameters = {in_configuration(str(key)): values for key, values in parameters.items()}
     for key, values in parameters.items():
         _check_parameter(f"{place}.parameters.{key}", values)
+        if held := [word for word in plan.last if _set_alike(key, word.partition("=")[0])]:
+            raise ValueError(
+                f"{held[0]} holds against the search's parameter {key}, which would not vary; leave"
+                " one of them out"
+            )
     if not isinstance(objectives, dict) or not objectives:
         raise ValueError(f"{place}.objectives must hold a direction by column, got {objectives!r}")
     for name, direction in objectives.items():
@@ -139,14 +146,27 @@ def make_search(plan: Plan) -> Search:
     )
 
 
+def _set_alike(one: str, other: str) -> bool:
+    """Whether two keys set the same value. A group's choice of a file and a value in it do not."""
+    outer, inner = sorted((one, other))
+    return inner == outer or ("." in outer and inner.startswith(f"{outer}."))
+
+
 def _check_parameter(place: str, values: object) -> None:
     if isinstance(values, list):
         if len(values) < 2:
             raise ValueError(f"{place}={values} must be at least two values to choose from")
         return
     fields = section(values, RANGE_KEYS, place)
+    for name in ("whole", "log"):
+        if not isinstance(fields.get(name, False), bool):
+            raise ValueError(f"{place}.{name}={fields[name]} must be true or false")
     for end in ("low", "high"):
-        require_number(f"{place}.{end}", fields.get(end), minimum=-math.inf)
+        require_number(
+            f"{place}.{end}", fields.get(end), minimum=-math.inf, whole=fields.get("whole", False)
+        )
+    if fields.get("log") and not fields["low"] > 0:
+        raise ValueError(f"{place}: low={fields['low']} must be above 0 for log=true")
     if not fields["low"] < fields["high"]:
         raise ValueError(f"{place}: low={fields['low']} must be below high={fields['high']}")
 

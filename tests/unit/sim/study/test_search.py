@@ -73,6 +73,18 @@ def test_bounds_may_be_searched_where_they_are_computed(words: dict[str, Any]) -
             {"parameters": {"seed": 3}},
             "parameters.seed must be a section of low, high, whole, log, got 3",
         ),
+        (
+            {"parameters": {"seed": {"low": 0.5, "high": 3, "whole": True}}},
+            "parameters.seed.low=0.5 must be a whole number",
+        ),
+        (
+            {"parameters": {"seed": {"low": 1, "high": 3, "whole": "maybe"}}},
+            "parameters.seed.whole=maybe must be true or false",
+        ),
+        (
+            {"parameters": {"seed": {"low": 0, "high": 3, "log": True}}},
+            "parameters.seed: low=0 must be above 0 for log=true",
+        ),
         ({"objectives": {}}, "objectives must hold a direction by column, got {}"),
         (
             {"objectives": {"decode_tokens_per_s": "up"}},
@@ -117,6 +129,32 @@ def test_the_split_is_the_searchs_own(place: str) -> None:
         match=r"^trace\.split=all: a search runs on trace\.split=fit and is judged on eval; leave",
     ):
         asked(**{place: ("seed=1", "trace.split=all")})
+
+
+@pytest.mark.parametrize(
+    ("word", "parameter"),
+    [
+        ("cache=sieve", "cache"),
+        ("budget.slots_gib=3", "budget.slots_gib"),
+        ("cache.weights={lru: 1}", "cache.weights.lru"),
+        ("cache.weights.lru=1", "cache.weights"),
+    ],
+)
+def test_a_word_that_holds_against_a_parameter_is_refused(word: str, parameter: str) -> None:
+    """All trials would be of the word's value, and the answer would name another."""
+    parameters = {parameter: [1, 2], "seed": [1, 2]}
+    with pytest.raises(ValueError, match=rf"^{re.escape(word)} holds against .* {parameter}, whic"):
+        asked(parameters=parameters, last=("seed_of=3", word))
+    assert asked(parameters=parameters, base=(word,)).parameters == parameters
+
+
+def test_a_word_beside_a_parameter_is_taken_and_machine_means_hardware() -> None:
+    """A group's file and a value in it vary beside each other."""
+    found = asked(
+        parameters={"machine": ["a", "b"], "cache.weights.lru": [0, 1]},
+        last=("cache=weighted_score", "hardware.memory_gib=12"),
+    )
+    assert [*found.parameters] == ["hardware", "cache.weights.lru"]
 
 
 class Trial:

@@ -158,7 +158,7 @@ def test_a_search_of_other_work_in_the_same_place_is_refused_with_both(tmp_path:
 
 
 def test_a_search_without_trials_goes_on_with_other_words(tmp_path: Path) -> None:
-    cannot = plan(trials=1).with_last(["budget.resident_share=0.0001"])
+    cannot = plan(trials=1).with_last(["budget.slots_gib=0.0000001"])
     with pytest.raises(ValueError, match=r"^the study without its parameters cannot run"):
         run_search(cannot, Here(), tmp_path, quiet)
     assert run_search(plan(trials=1), Here(), tmp_path, quiet).trials == 1
