@@ -299,6 +299,8 @@ def read_cells(directory: str | Path) -> pl.DataFrame:
     parts = sorted((place / CELLS).glob("part-*.parquet"))
     frames = [pl.read_parquet(part, glob=False) for part in parts]
     found = pl.concat(frames, how="vertical") if frames else to_frame([], {})
+    if not rows:
+        return found
     recorded = set(found["key"])
     new = [row for row in rows if row["key"] not in recorded]
     if not new:
