@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
-from polars.exceptions import PolarsError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -40,7 +38,7 @@ from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
 from sim.results.overview import work_of
 from sim.setup.configure import group_of
-from sim.study.dataset import CELLS, read_cells
+from sim.study.dataset import CELLS, read_cells, read_part
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
 
@@ -231,7 +229,7 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
         elif (path / "summary.json").is_file():
             summaries.append(_json(path / "summary.json"))
         elif is_cell or (path / CELLS).is_dir():
-            table = _cells(path, is_cell)
+            table = read_part(path) if is_cell else read_cells(path)
             if "summary" not in table.columns:
                 raise ValueError(f"{path} has no column summary: it is no study's")
             summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
@@ -241,14 +239,6 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
                 " or what moelab quality wrote"
             )
     return summaries, qualities
-
-
-def _cells(path: Path, is_cell: bool) -> pl.DataFrame:
-    """The rows of a study, or of one of its parts."""
-    try:
-        return pl.read_parquet(path, glob=False) if is_cell else read_cells(path)
-    except PolarsError as error:
-        raise ValueError(f"{path} cannot be read ({str(error).splitlines()[0]})") from None
 
 
 def _json(path: Path) -> Any:

@@ -287,17 +287,28 @@ def _journaled(place: Path) -> tuple[list[Row], int]:
     return good, lost
 
 
+def read_part(part: Path) -> pl.DataFrame:
+    """The rows of one part. Raise ValueError for one that is broken."""
+    try:
+        return pl.read_parquet(part, glob=False)
+    except PolarsError as error:
+        raise ValueError(
+            f"{part} cannot be read ({str(error).splitlines()[0]}); the study's words again set it"
+            " aside and run its cells anew"
+        ) from None
+
+
 def read_cells(directory: str | Path) -> pl.DataFrame:
     """The recorded cells of a study: those of its parts, which
     ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads, and those that are in its journal
-    alone, of a study that was killed or still runs.
+    alone, of a study that was killed or still runs. Raise ValueError for a part that is broken.
     """
     place = Path(directory)
     journal = place / JOURNAL
     # The journal first: what moves to a part meanwhile is then in both, and not in neither.
     rows, _ = _journaled(journal) if journal.is_file() else ([], 0)
     parts = sorted((place / CELLS).glob("part-*.parquet"))
-    frames = [pl.read_parquet(part, glob=False) for part in parts]
+    frames = [read_part(part) for part in parts]
     found = pl.concat(frames, how="vertical") if frames else to_frame([], {})
     if not rows:
         return found

@@ -290,7 +290,7 @@ def test_a_run_that_is_named_twice_and_a_part_that_is_broken_are_one_message(
     run, study = str(tmp_path / "run"), str(tmp_path / "study")
     for words, told in (
         ([run, f"{study}/../run"], f"pareto: {study}/../run is named twice; name it once"),
-        ([study], f"pareto: {study} cannot be read ("),
+        ([study], f"pareto: {study}/cells/part-000001.parquet cannot be read ("),
     ):
         assert main(words) == 2
         error = capsys.readouterr().err

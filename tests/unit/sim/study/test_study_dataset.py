@@ -112,6 +112,16 @@ def test_who_reads_a_killed_study_finds_what_is_in_its_journal_alone(
     assert found["axis.seed"].to_list()[-1] == "x"
 
 
+def test_who_reads_a_broken_part_is_told_what_sets_it_aside(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    part = tmp_path / "cells" / "part-000002.parquet"
+    part.write_bytes(b"PAR1 and no more")
+    with pytest.raises(
+        ValueError, match=r"part-000002\.parquet cannot be read \(.*again set it as"
+    ):
+        read_cells(tmp_path)
+
+
 # Contracts: C134
 def test_a_finished_cell_is_in_the_journal_before_the_next_begins(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:
