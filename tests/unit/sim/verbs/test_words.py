@@ -423,3 +423,19 @@ def test_an_answer_without_files_of_a_run_refuses_words_about_them(
 def test_a_frontier_takes_no_memory_of_the_machine_for_all_experts_have_room() -> None:
     with pytest.raises(ValueError, match=r"^hardware\.memory_gib=12: .* is not given so here"):
         read(verb_of("frontier"), ("hardware.memory_gib=12",))
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "way"),
+    [
+        ("run", "devices=null", "leave the word out"),
+        ("run", "predictor=null", "predictor=none is without"),
+        ("sweep", "devices=null,layers_2", "leave the word out"),
+    ],
+)
+def test_a_group_is_never_null_which_hydra_takes_for_an_error_of_its_own(
+    verb: str, word: str, way: str
+) -> None:
+    """A refusal of devices names devices=null, and a file of conf/ has it."""
+    with pytest.raises(ValueError, match=rf"^{word}: \w+ is chosen by the name of a file; {way}$"):
+        read(verb_of(verb), (word,))
