@@ -264,7 +264,8 @@ def _trials(
             left -= len(trials)
     if not any(trial.state == state.COMPLETE for trial in study.trials):
         raise ValueError(
-            f"all {len(study.trials)} trials were refused; column error of the dataset says why"
+            f"none of {len(study.trials) - _again(study)} trials has {' and '.join(search.objectives)}:"
+            " column error of the dataset says why one was refused; one that is done has no such number"
         )
 
 

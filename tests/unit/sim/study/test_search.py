@@ -303,14 +303,16 @@ def test_a_new_search_tells_of_no_trials_and_one_that_is_over_runs_none(
     )
 
 
-def test_a_search_of_which_every_trial_was_refused_says_where_the_reason_is(
+def test_a_search_of_which_no_trial_has_its_objectives_says_where_the_reason_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One trial is refused, one is done and decodes nothing."""
     with pytest.raises(
         ValueError,
-        match=r"^all 2 trials were refused; column error of the dataset says why$",
+        match=r"^none of 2 trials has decode_tokens_per_s: column error of the dataset says why one"
+        r" was refused; one that is done has no such number$",
     ):
-        search_with(Study(), [None, None], monkeypatch, trials=2)
+        search_with(Study(), [None, 0.0], monkeypatch, trials=2)
 
 
 def test_a_number_that_a_run_does_not_have_is_a_dash_in_the_answer() -> None:
