@@ -30,7 +30,7 @@ from sim.board.page import coverage_of, page
 from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
-from sim.results.intervals import OVER
+from sim.results.intervals import OVER, beside
 from sim.results.labels import told
 from sim.results.overview import LOSSLESS
 from sim.study.cells import plan_cells
@@ -149,7 +149,8 @@ def show(
         print_text(console, coverage_of(board))
     named = [(one.name, one.labels) for board in boards for one in board.entries]
     refused = [f"{len(left)} not entered; the page says why."] if left else []
-    for line in ("", *told(named), f"In brackets: 95 % intervals. {OVER}", *refused):
+    brackets = beside((board.coverage for board in boards), f"In brackets: 95 % intervals. {OVER}")
+    for line in ("", *told(named), *filter(None, [brackets]), *refused):
         print_text(console, line)
 
 

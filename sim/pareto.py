@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -39,6 +38,7 @@ from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
 from sim.results.overview import work_of
 from sim.setup.configure import group_of
+from sim.study.dataset import CELLS, read_cells, read_part
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
 
@@ -214,23 +214,25 @@ def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
 def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The summaries of runs, and the rows of qualities, in these files and folders.
 
-    Raise ValueError for a path that has neither.
+    Raise ValueError for a path that has neither, that cannot be read, or that is named twice.
     """
     summaries: list[dict[str, Any]] = []
     qualities: list[dict[str, Any]] = []
+    seen: set[Path] = set()
     for path in paths:
+        if path.resolve() in seen:
+            raise ValueError(f"{path} is named twice; name it once")
+        seen.add(path.resolve())
         is_cell = path.suffix == ".parquet" and path.is_file()
-        cells = [path] if is_cell else sorted(path.glob("cells/*.parquet"))
         if (path / "quality.json").is_file():
             qualities += _json(path / "quality.json")["rows"]
         elif (path / "summary.json").is_file():
             summaries.append(_json(path / "summary.json"))
-        elif cells:
-            for cell in cells:
-                table = pl.read_parquet(cell, glob=False)
-                if "summary" not in table.columns:
-                    raise ValueError(f"{cell} has no column summary: it is no study's")
-                summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
+        elif is_cell or (path / CELLS).is_dir():
+            table = read_part(path) if is_cell else read_cells(path)
+            if "summary" not in table.columns:
+                raise ValueError(f"{path} has no column summary: it is no study's")
+            summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
         else:
             raise ValueError(
                 f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study"

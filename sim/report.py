@@ -66,7 +66,9 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
 
 def _chapter(runs: Sequence[ReportedRun], output_dir: Path, suffix: str, has_others: bool) -> str:
     """The part of the page about runs of the same work; ``suffix`` ends its figures' names."""
-    found = overview([Done(run.summary, (), run.decode_ns) for run in runs])
+    found = overview(
+        [Done(run.summary, tuple(run.summary.get("overrides", ())), run.decode_ns) for run in runs]
+    )
     configuration = _configuration(runs)
     sections = []
     for name, (question, draw, table) in FIGURES.items():
@@ -81,7 +83,11 @@ def _chapter(runs: Sequence[ReportedRun], output_dir: Path, suffix: str, has_oth
         figure = f"<figure id='{name}{suffix}'>{svg}</figure>"
         sections.append(f"<h2>{html.escape(question)}</h2>{figure}")
     head = f"<h2 class='work'>{html.escape(configuration)}</h2>" if has_others else ""
-    answers = "".join(f"<p class='answer'>{html.escape(verdict(one))}</p>" for one in found.sets)
+    said = [
+        f"{one.title}: {verdict(one)}" if len(found.titles) > 1 else verdict(one)
+        for one in found.sets
+    ]
+    answers = "".join(f"<p class='answer'>{html.escape(one)}</p>" for one in said)
     return (
         f"{head}{answers}{_labels(runs)}<p class='note'>{OVER}</p>{_table(runs, found)}"
         f"{''.join(sections)}"

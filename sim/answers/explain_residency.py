@@ -40,7 +40,12 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
         and not on_its_way
     ):
         return [_not_kept(run, names, last.came)]
-    past = [stay for stay in before if stay.gone is not None]
+    # What was on its way at the gate came and went after it, and is no part of what was before.
+    past = [
+        stay
+        for stay in before
+        if stay.gone is not None and (stay.came is None or stay.came.end_ns <= row["gate_ns"])
+    ]
     if not past:
         # A need that was sent elsewhere or left out has no row that tells whether its key was
         # there from the start.

@@ -23,6 +23,7 @@ from sim.board.entries import PARTS, Board, Entry, bytes_in, code_of, command_of
 from sim.results.coverage import coverage_at
 from sim.results.labels import labels_in
 from sim.results.paired import paired
+from sim.setup.configure import last_of_each
 from sim.setup.parts import make_hardware, make_model
 from sim.setup.refusals import checked_settings
 from sim.setup.sections import make_object
@@ -336,6 +337,11 @@ def _check_told(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Check:
         named = name.split() or ["nothing"]
         if wrong := [word for word in named if word not in known and word[0] != "#"]:
             return Check(what, f"{side} is called {name}, but {wrong[0]} is none of its words")
+        if (
+            named[0] not in _parts_of(cell)
+            and named[: len(cell.system.split())] != cell.system.split()
+        ):
+            return Check(what, f"{side} is called {name}, but it is {cell.system}")
     config = cells["a"].config
     try:
         header = header_of(config)
@@ -346,6 +352,12 @@ def _check_told(found: Mapping[str, Any], cells: Mapping[str, Cell]) -> Check:
     if not found["board"].startswith(title):
         return Check(what, f"the board is {found['board']}, not {title}..")
     return Check(what, "" if found.get("measure") == MEASURE else f"the measure is not: {MEASURE}")
+
+
+def _parts_of(cell: Cell) -> set[str]:
+    """The parts that its words choose, any of which an entrant may be called by."""
+    last = last_of_each(cell.words)
+    return {last[part].partition("=")[2] for part in PARTS if part in last and part != "system"}
 
 
 def _check_sums(run: Mapping[str, Any], side: str) -> Iterator[Check]:

@@ -176,10 +176,14 @@ def _entry(row: Row) -> Entry:
 
 
 def _name(row: Row, part: str) -> str:
-    """The entrant's file, with the words that set something of it or of the loader."""
+    """The entrant's file, with the words that set something of it or of the loader. A system is
+    named with all that replaced parts of it.
+    """
+    if part == "system":
+        return str(row["system"])
     own = ("loader.", f"{part}.")
     others = [word for word in row["overrides"].split() if word.lstrip("+").startswith(own)]
-    return " ".join([str(row.get(AXIS + part) or row["system"]), *others])
+    return " ".join([str(row[AXIS + part]), *others])
 
 
 def _board(conditions: Mapping[str, Any], entries: Sequence[Entry]) -> Board:

@@ -38,6 +38,8 @@ from sim.values.places import is_free
 from sim.values.units import GIB
 
 Summary = Mapping[str, Any]
+BUILDING = ".building."
+"""What the name of the folder begins with in which a run's files are made."""
 PART_ROWS = 1 << 20
 """A longer table is written in parts of so many rows, which take some 100 MB."""
 
@@ -136,7 +138,9 @@ def _put_aside(directory: Path) -> Path:
     """
     if Path.cwd().is_relative_to(directory.absolute()):
         raise OSError(f"output_dir={directory} has the working directory in it; choose another one")
-    if hidden := [path.name for path in directory.iterdir() if path.name.startswith(".")]:
+    # A run that is killed while it writes its files leaves the folder in which it made them.
+    names = [path.name for path in directory.iterdir() if not path.name.startswith(BUILDING)]
+    if hidden := [name for name in names if name.startswith(".")]:
         raise OSError(
             f"output_dir={directory} has {hidden[0]}, which no command here leaves; empty it"
             " yourself, or choose another one"
@@ -179,7 +183,7 @@ def write_outputs(
     `sim.results.timeline.trace_events`.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=".building.", dir=directory))
+    building = Path(tempfile.mkdtemp(prefix=BUILDING, dir=directory))
     moved: list[Path] = []
     try:
         _write_json(building / "summary.json", summary, indent=1)

@@ -86,11 +86,20 @@ def check_hidden(hydra: Any) -> None:
 
 def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
     """A run's name: its system and every mechanism that was replaced, such as ``hobbit
-    precision=fp16``.
+    precision=fp16``. Of several words for one key the last counts.
     """
-    return " ".join(
-        [str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)]
-    )
+    replaced = (word for word in overrides if group_of(word) in MECHANISMS)
+    return " ".join([str(chosen or "custom"), *last_of_each(replaced).values()])
+
+
+def last_of_each(overrides: Iterable[str]) -> dict[str, str]:
+    """By key, the last word that sets it; in the order of these."""
+    last: dict[str, str] = {}
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        last.pop(key, None)
+        last[key] = word
+    return last
 
 
 def changes(overrides: Iterable[str]) -> list[str]:
@@ -102,11 +111,7 @@ def changes(overrides: Iterable[str]) -> list[str]:
     >>> changes(["trace=tiny_qwen2moe", "trace.split=eval"])
     ['trace=tiny_qwen2moe']
     """
-    last: dict[str, str] = {}
-    for word in overrides:
-        key = word.lstrip("+~").partition("=")[0]
-        last.pop(key, None)
-        last[key] = word
+    last = last_of_each(overrides)
     chosen = {key: word.partition("=")[2] for key, word in last.items() if key in SURROUNDINGS}
     return [
         word

@@ -30,7 +30,7 @@ from sim.values.code import project_digest
 
 OWN = ("name", "launcher", "output_dir", "retry")
 OF_LAUNCHERS = tuple(dict.fromkeys(key for keys in OPTIONS.values() for key in keys))
-TOP_LEVEL = (*PARTS, *SETTINGS, "system", "experiment")
+TOP_LEVEL = (*PARTS, *SETTINGS, "system", "experiment", "devices")
 INCOMPLETE = 3
 
 

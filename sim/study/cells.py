@@ -28,6 +28,7 @@ from sim.traces.header import parse_header, trace_sha256
 from sim.values.code import files_digest, foreign_files
 from sim.values.places import ASSETS, CONF
 from sim.values.version import VERSION
+from sim.verbs.words import without
 
 NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number of a run depends."""
@@ -80,6 +81,8 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
     ):
         if word is None and not _is_for_hydra(key):
             settings[key] = value
+        elif value is None and (CONF / key).is_dir():
+            raise ValueError(f"{key}: null: {key} is chosen by the name of a file; {without(key)}")
         else:
             # The later of two words about one group holds.
             choices[key] = word or f"{key}={value}"

@@ -3,8 +3,7 @@
 A finished cell is appended to ``journal.jsonl`` at once. Now and then the rows of the journal are
 written to ``cells/part-N.parquet``, and the journal begins anew. A part is written under another
 name and moved into place, so it appears whole or not at all. So a study that is killed at any
-moment finds each finished cell in a part or in the journal. One process writes a dataset at a time;
-readers take the parts.
+moment finds each finished cell in a part or in the journal. One process writes a dataset at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import IO, Any
 import polars as pl
 from polars.exceptions import PolarsError
 
-from sim.study.rows import AXIS, SCHEMA, Row, to_frame
+from sim.study.rows import AXIS, SCHEMA, Row, axis_types, to_frame
 
 CELLS, JOURNAL, LOCK = "cells", "journal.jsonl", ".lock"
 ROWS_A_PART, SECONDS_A_PART = 256, 20.0
@@ -195,15 +194,7 @@ class Dataset:
         place = self.directory / JOURNAL
         if not place.exists():
             return
-        lines = place.read_bytes().split(b"\n")
-        good, lost = [], sum(1 for line in lines[-1:] if line)
-        for line in lines[:-1]:
-            try:
-                row = json.loads(line)
-                row["key"], row["status"]
-                good.append(row)
-            except (ValueError, KeyError, TypeError):
-                lost += 1
+        good, lost = _journaled(place)
         if lost:
             self._tell(
                 f"{place} has {lost} line{'s' * (lost > 1)} that cannot be read; those cells run"
@@ -282,11 +273,54 @@ def _parquet(frame: pl.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
+def _journaled(place: Path) -> tuple[list[Row], int]:
+    """The rows of a journal, and how many of its lines cannot be read: the last one may be torn."""
+    lines = place.read_bytes().split(b"\n")
+    good, lost = [], sum(1 for line in lines[-1:] if line)
+    for line in lines[:-1]:
+        try:
+            row = json.loads(line)
+            row["key"], row["status"]
+            good.append(row)
+        except (ValueError, KeyError, TypeError):
+            lost += 1
+    return good, lost
+
+
+def read_part(part: Path) -> pl.DataFrame:
+    """The rows of one part. Raise ValueError for one that is broken."""
+    try:
+        return pl.read_parquet(part, glob=False)
+    except PolarsError as error:
+        raise ValueError(
+            f"{part} cannot be read ({str(error).splitlines()[0]}); the study's words again set it"
+            " aside and run its cells anew"
+        ) from None
+
+
 def read_cells(directory: str | Path) -> pl.DataFrame:
-    """The recorded cells of a study, as ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads
-    them.
+    """The recorded cells of a study: those of its parts, which
+    ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads, and those that are in its journal
+    alone, of a study that was killed or still runs. Raise ValueError for a part that is broken.
     """
-    parts = sorted((Path(directory) / CELLS).glob("part-*.parquet"))
-    if not parts:
-        return to_frame([], {})
-    return pl.concat([pl.read_parquet(part, glob=False) for part in parts], how="vertical")
+    place = Path(directory)
+    journal = place / JOURNAL
+    # The journal first: what moves to a part meanwhile is then in both, and not in neither.
+    rows, _ = _journaled(journal) if journal.is_file() else ([], 0)
+    parts = sorted((place / CELLS).glob("part-*.parquet"))
+    frames = [read_part(part) for part in parts]
+    found = pl.concat(frames, how="vertical") if frames else to_frame([], {})
+    if not rows:
+        return found
+    recorded = set(found["key"])
+    new = [row for row in rows if row["key"] not in recorded]
+    if not new:
+        return found
+    axes = axis_types(
+        {
+            name.removeprefix(AXIS): [row.get(name) for row in new]
+            for name in dict.fromkeys(name for row in new for name in row)
+            if name.startswith(AXIS)
+        }
+    )
+    return pl.concat([found, to_frame(new, axes)], how="diagonal_relaxed")

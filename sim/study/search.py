@@ -30,11 +30,16 @@ from sim.study.launchers import Launcher
 from sim.study.plan import Plan, section
 from sim.study.rows import BOUNDED, DONE, NUMBERS, Row
 from sim.values.units import require_number
+from sim.verbs.synonyms import in_configuration
 
 DIRECTIONS = ("maximize", "minimize")
 SAMPLERS = ("tpe", "random", "nsga2")
 STORAGE = "search.db"
+AGAIN = "again"
+"""Marks a trial that proposes what one that was stopped had proposed."""
 RANGE_KEYS = ("low", "high", "whole", "log")
+Objectives = tuple[float | None, ...]
+"""A run's number by objective; None where it has none, such as a forecast's without a predictor."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class Found:
     """
 
     values: Mapping[str, Any]
-    fit: tuple[float, ...]
-    eval: tuple[float, ...]
+    fit: Objectives
+    eval: Objectives
     speedup: Paired
 
 
@@ -80,7 +85,7 @@ class SearchResult:
 
     search: Search
     found: tuple[Found, ...]
-    baseline: tuple[tuple[float, ...], tuple[float, ...]]
+    baseline: tuple[Objectives, Objectives]
     trials: int
     failed: int
     labels: tuple[tuple[str, Labels], ...] = ()
@@ -100,8 +105,14 @@ def make_search(plan: Plan) -> Search:
         raise ValueError(
             f"{place}.parameters must hold values or a range by key, got {parameters!r}"
         )
+    parameters = {in_configuration(str(key)): values for key, values in parameters.items()}
     for key, values in parameters.items():
         _check_parameter(f"{place}.parameters.{key}", values)
+        if held := [word for word in plan.last if _set_alike(key, word.partition("=")[0])]:
+            raise ValueError(
+                f"{held[0]} holds against the search's parameter {key}, which would not vary; leave"
+                " one of them out"
+            )
     if not isinstance(objectives, dict) or not objectives:
         raise ValueError(f"{place}.objectives must hold a direction by column, got {objectives!r}")
     for name, direction in objectives.items():
@@ -135,14 +146,27 @@ def make_search(plan: Plan) -> Search:
     )
 
 
+def _set_alike(one: str, other: str) -> bool:
+    """Whether two keys set the same value. A group's choice of a file and a value in it do not."""
+    outer, inner = sorted((one, other))
+    return inner == outer or ("." in outer and inner.startswith(f"{outer}."))
+
+
 def _check_parameter(place: str, values: object) -> None:
     if isinstance(values, list):
         if len(values) < 2:
             raise ValueError(f"{place}={values} must be at least two values to choose from")
         return
     fields = section(values, RANGE_KEYS, place)
+    for name in ("whole", "log"):
+        if not isinstance(fields.get(name, False), bool):
+            raise ValueError(f"{place}.{name}={fields[name]} must be true or false")
     for end in ("low", "high"):
-        require_number(f"{place}.{end}", fields.get(end), minimum=-math.inf)
+        require_number(
+            f"{place}.{end}", fields.get(end), minimum=-math.inf, whole=fields.get("whole", False)
+        )
+    if fields.get("log") and not fields["low"] > 0:
+        raise ValueError(f"{place}: low={fields['low']} must be above 0 for log=true")
     if not fields["low"] < fields["high"]:
         raise ValueError(f"{place}: low={fields['low']} must be below high={fields['high']}")
 
@@ -194,14 +218,15 @@ def run_search(
             for trial, row in zip(best, judged, strict=True)
             if row["status"] == DONE
         ]
-        failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
+        again = _again(study)
+        failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials) - again
         at = (_objectives(search, base[0]), _objectives(search, base[1]))
         done = [
             ("as it stands", base[1]),
             *(("found", row) for row in judged if row["status"] == DONE),
         ]
         labels = tuple((name, labels_in(json.loads(row["summary"]))) for name, row in done)
-        return SearchResult(search, tuple(found), at, len(study.trials), failed, labels)
+        return SearchResult(search, tuple(found), at, len(study.trials) - again, failed, labels)
 
 
 def _trials(
@@ -213,15 +238,15 @@ def _trials(
     tell: Callable[[str], None],
 ) -> None:
     state = optuna.trial.TrialState
-    over = [trial for trial in study.trials if trial.state.is_finished()]
+    over = sum(trial.state.is_finished() for trial in study.trials) - _again(study)
     for trial in study.trials:
         # A trial that was running when the search was stopped is run again.
         if trial.state == state.RUNNING:
             study.tell(trial.number, state=state.FAIL)
-            study.enqueue_trial(trial.params)
+            study.enqueue_trial(trial.params, {AGAIN: True})
     if over:
-        tell(f"{len(over)} of {search.trials} trials are through already")
-    left = search.trials - len(over)
+        tell(f"{over} of {search.trials} trials are through already")
+    left = search.trials - over
     with showing_progress(plan.name, left) as report:
         while left > 0:
             trials = [study.ask() for _ in range(min(search.together, left))]
@@ -239,8 +264,14 @@ def _trials(
             left -= len(trials)
     if not any(trial.state == state.COMPLETE for trial in study.trials):
         raise ValueError(
-            f"all {len(study.trials)} trials were refused; column error of the dataset says why"
+            f"none of {len(study.trials) - _again(study)} trials has {' and '.join(search.objectives)}:"
+            " column error of the dataset says why one was refused; one that is done has no such number"
         )
+
+
+def _again(study: Any) -> int:
+    """How many trials stand for one that was stopped: Optuna keeps that one, too, as a failed one."""
+    return sum(AGAIN in trial.user_attrs for trial in study.trials)
 
 
 def _values(search: Search, trial: Any) -> dict[str, Any]:
@@ -271,7 +302,7 @@ def _cell(plan: Plan, values: Mapping[str, Any], split: str) -> Cell:
     return make_cell(replace(plan, last=(*plan.last, f"trace.split={split}")), values)
 
 
-def _objectives(search: Search, row: Row) -> tuple[float, ...]:
+def _objectives(search: Search, row: Row) -> Objectives:
     return tuple(row[name] for name in search.objectives)
 
 
@@ -338,22 +369,26 @@ def told(study: str, result: SearchResult) -> str:
         f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives:"
         f" {', '.join(names)}"
     ]
-    base = "  ".join(
-        f"{name} {fit:.4g} / {judged:.4g}"
-        for name, fit, judged in zip(names, *result.baseline, strict=True)
-    )
-    lines.append(f"as it stands (fit / eval): {base}")
+    lines.append(f"as it stands (fit / eval): {_reached(names, *result.baseline)}")
     for found in result.found:
         words = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in found.values.items()
         )
-        got = "  ".join(
-            f"{name} {fit:.4g} / {judged:.4g}"
-            for name, fit, judged in zip(names, found.fit, found.eval, strict=True)
-        )
         lines.append(
-            f"{words}\n  {got}; on eval it decodes {found.speedup} as fast"
-            f" ({found.speedup.verdict})"
+            f"{words}\n  {_reached(names, found.fit, found.eval)}; on eval it decodes"
+            f" {found.speedup} as fast ({found.speedup.verdict})"
         )
     return "\n".join([*lines, *labels_told(result.labels), OVER])
+
+
+def _reached(names: Sequence[str], fit: Objectives, judged: Objectives) -> str:
+    """The objectives on ``fit`` and on ``eval``; a dash for what a run does not have."""
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    return "  ".join(
+        f"{name} {text(one)} / {text(other)}"
+        for name, one, other in zip(names, fit, judged, strict=True)
+    )

@@ -13,6 +13,7 @@ from sim.verbs.options import (
     SHARE,
     SLOTS,
     TRACE,
+    UNREAD,
     WORKLOAD,
     out,
 )
@@ -62,7 +63,7 @@ VERBS = (
         ),
         "docs/ask.md",
         config="config",
-        refused=("system", "hardware", "budget."),
+        refused=("system", "hardware", "budget.", *UNREAD),
         taken=("model",),
     ),
     Verb(
@@ -94,7 +95,7 @@ VERBS = (
         ),
         "docs/export.md",
         config="config",
-        refused=("hardware", "devices", "cache", "loader", "placement", "budget."),
+        refused=("hardware", "devices", "cache", "loader", "placement", "budget.", *UNREAD),
         taken=("model", "system"),
     ),
     Verb(
@@ -135,7 +136,7 @@ VERBS = (
         most_places=2,
         place_group="system",
         config="config",
-        refused=("system", "output_dir"),
+        refused=("system", "output_dir", *UNREAD),
     ),
     Verb(
         "whatif",
@@ -168,6 +169,7 @@ VERBS = (
         least_places=1,
         most_places=1,
         config="config",
+        refused=UNREAD,
     ),
     Verb(
         "screen",
@@ -186,6 +188,7 @@ VERBS = (
         ),
         "docs/studies.md",
         config="config",
+        refused=UNREAD,
         sweeps=True,
     ),
     Verb(
@@ -266,7 +269,7 @@ VERBS = (
         least_places=1,
         most_places=1,
         config="config",
-        refused=("system",),
+        refused=("system", *UNREAD),
     ),
     Verb(
         "list",

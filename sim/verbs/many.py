@@ -12,6 +12,7 @@ from sim.verbs.options import (
     SHARE,
     SYSTEM,
     TRACE,
+    UNREAD,
     WORKLOAD,
     many,
     out,
@@ -141,7 +142,7 @@ VERBS = (
         ),
         "docs/frontier.md",
         config="config",
-        refused=("budget.", "budget"),
+        refused=("budget.", "budget", "hardware.memory_gib", *UNREAD),
     ),
     Verb(
         "report",
@@ -217,6 +218,7 @@ VERBS = (
         ),
         "docs/add_policy.md",
         config="config",
+        refused=UNREAD,
     ),
     Verb(
         "reproduce",

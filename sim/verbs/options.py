@@ -54,6 +54,8 @@ PARTS = Option(
 RUN = (SYSTEM, MODEL, MACHINE, TRACE, WORKLOAD, SHARE, SLOTS, BUDGET, SEQUENCES)
 """What makes a run."""
 OUTPUTS = Option("outputs", "all files, or summary.json alone", Kind.ONE, "all", ("all", "summary"))
+UNREAD = ("outputs", "timeline_steps", "bounds")
+"""What of a run's configuration an answer does not have: it leaves no files of a run, and no bounds."""
 WEIGHTS = Option(
     "weights", "the model's folder or OWNER/NAME", Kind.WEIGHTS, default="the bundled one"
 )

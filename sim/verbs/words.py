@@ -316,6 +316,11 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")
 
 
+def without(group: str) -> str:
+    """How to say that no file of a group is meant, or the one that holds anyway."""
+    return f"{group}=none is without" if "none" in names(group) else "leave the word out"
+
+
 def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: bool) -> None:
     """Raise ValueError for a word whose key or name no file of ``conf/`` has."""
     key, _, text = word.partition("=")
@@ -335,6 +340,8 @@ def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: b
         raise ValueError(f"{word!r}: {top} is no option{nearest(top, known)}; {way_to_help(verb)}")
     option = verb.option(top) if bare == top else None
     if bare == top and names(top):
+        if "null" in text.split(","):
+            raise ValueError(f"{word}: {top} is chosen by the name of a file; {without(top)}")
         check_names(top, text, top, verb.sweeps)
     elif bare == top and option is not None and PLAIN.fullmatch(text):
         check_value(option, text)

@@ -68,6 +68,13 @@ def test_below_the_boards_stands_what_all_must_know(left: list[Left]) -> None:
     ]
 
 
+def test_of_boards_without_intervals_no_brackets_are_explained() -> None:
+    out = io.StringIO()
+    show([replace(BOARD, coverage=None)], [], "a", 5, Console(file=out, width=200))
+    assert "One sequence, or one batch: no intervals." in out.getvalue()
+    assert "In brackets" not in out.getvalue()
+
+
 def test_a_row_of_the_table_has_all_of_its_entry() -> None:
     first, second, third = table([BOARD], "b", {("1_t_h", "a"): "a.json"})
     ahead = BOARD.ahead(A, B)

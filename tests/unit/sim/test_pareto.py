@@ -266,17 +266,35 @@ def test_files_that_are_no_runs_are_one_message_with_their_names(
     for folder in (broken, other / "cells", unfinished / "cells"):
         folder.mkdir(parents=True)
     (broken / "summary.json").write_text("{")
-    pl.DataFrame({"a": [1]}).write_parquet(other / "cells" / "1.parquet")
+    pl.DataFrame({"a": [1]}).write_parquet(other / "cells" / "part-000001.parquet")
     none = pl.DataFrame({"summary": [None]}, schema={"summary": pl.String})
-    none.write_parquet(unfinished / "cells" / "1.parquet")
+    none.write_parquet(unfinished / "cells" / "part-000001.parquet")
     for folder, told in (
         (broken, f"{broken}/summary.json is no JSON (Expecting property name"),
-        (other, f"{other}/cells/1.parquet has no column summary: it is no study's"),
+        (other, f"{other} has no column summary: it is no study's"),
         (unfinished, "there is no finished run that decodes among these paths"),
     ):
         assert main([str(folder)]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"pareto: {told}")
+        assert error.count("\n") == 1
+
+
+def test_a_run_that_is_named_twice_and_a_part_that_is_broken_are_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(_summary("lru", 3.0)))
+    (tmp_path / "study" / "cells").mkdir(parents=True)
+    (tmp_path / "study" / "cells" / "part-000001.parquet").write_bytes(b"PAR1 and no more")
+    run, study = str(tmp_path / "run"), str(tmp_path / "study")
+    for words, told in (
+        ([run, f"{study}/../run"], f"pareto: {study}/../run is named twice; name it once"),
+        ([study], f"pareto: {study}/cells/part-000001.parquet cannot be read ("),
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(told)
         assert error.count("\n") == 1
 
 

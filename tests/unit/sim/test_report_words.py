@@ -86,6 +86,35 @@ def test_warnings_are_labels_then_findings_then_notes_each_in_order() -> None:
     assert report._labels([run("a")]) == ""
 
 
+def test_runs_on_machines_of_other_figures_have_an_answer_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slower link makes another machine: no system is slower for it."""
+    monkeypatch.setattr(report, "FIGURES", {})
+    of: dict[str, Any] = {
+        "contracts": {},
+        "budget": {"resident_share": 0.25, "allowed_bytes": 2**30, "slots": {"fp16": 2}},
+    }
+    slow = ["hardware.links.pcie.peak_gb_per_s=8"]
+    runs = [
+        run("lru", 4.0, system="lru", **of),
+        run("lfu", 1.0, system="lfu", overrides=slow, **of),
+        run("arc", 2.0, system="arc", overrides=slow, **of),
+    ]
+    page = report._chapter(runs, tmp_path, "", has_others=False)
+    assert re.findall(r"<p class='answer'>(.*?)</p>", page) == [
+        "m on h; trace t (eval), 1 sequence; w: With 25 % of the experts resident (1 GiB) lru"
+        " decodes 4 tokens/s.",
+        "m on h; trace t (eval), 1 sequence; w; hardware.links.pcie.peak_gb_per_s=8: With 25 % of"
+        " the experts resident (1 GiB) arc is the fastest lossless system, 2 tokens/s.",
+    ]
+    assert re.findall(r"<tr><td>(\w+)</td><td>([^<]*)</td>", page) == [
+        ("lru", "best"),
+        ("arc", "best"),
+        ("lfu", "0.50x (unpaired)"),
+    ]
+
+
 def test_a_table_is_fastest_first_with_the_columns_that_some_run_has() -> None:
     """No run has a hit ratio or a share at low precision."""
     slow, best, far = run("s<", 4.0), run("best", 8.0), run("far", 2.0, gap=None)

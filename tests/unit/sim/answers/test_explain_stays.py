@@ -149,6 +149,16 @@ def test_what_became_of_a_key_before_its_gate(
     assert story(run_of(*stays, **more), outcome, wanted) == told
 
 
+@pytest.mark.parametrize("outcome", ["late", "skip"])
+def test_what_was_on_its_way_at_a_gate_is_not_what_was_there_before(outcome: str) -> None:
+    """A late prefetch that was evicted later stood as the last stay, 'not used', before its gate."""
+    on_its_way = Stay(move(5, 65, "prefetch", "late"), gone(9))
+    assert story(run_of(on_its_way), outcome, "int4") == []
+    (told,) = story(run_of(Stay(move(2, 25), gone(4)), on_its_way), outcome, "int4")
+    assert told.startswith("Site 1 expert 3 was last there since 25.000 ms, by a demand issued")
+    assert "until tick 4" in told
+
+
 @pytest.mark.parametrize(
     ("came", "choices", "may"),
     [

@@ -84,6 +84,7 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "the trace": (change("trace_sha256", value="0" * 64), "as was certified"),
     "sequences": (change("sequences", value=[1, 2]), "of 2"),
     "who it is of": (change("claim", "a", value="my_policy"), "my_policy is none of its words"),
+    "its system's name": (change("claim", "a", value="lru"), "called lru, but it is lru cache="),
     "no name": (change("claim", "b", value=""), "nothing is none of its words"),
     "versions": (change("versions", value="python 2"), "they are python 3"),
     "its machine": (change("board", value="gpt-oss-120b on H100"), "rtx4090_pcie4, .."),

@@ -96,6 +96,18 @@ def test_a_class_of_ones_own_is_in_the_key(tmp_path: Path, monkeypatch: pytest.M
     assert len({without, first, code_of(config)}) == 3
 
 
+def test_an_entrant_that_is_a_system_is_named_with_what_replaced_a_part_of_it() -> None:
+    """A board of systems that all have another cache is not one of these systems as they stand."""
+    row: Any = {
+        "system": "lru cache=lfu loader.staging_slots=2",
+        "overrides": "system=lru cache=lfu loader.staging_slots=2",
+        "axis.system": "lru",
+        "axis.cache": None,
+    }
+    assert entries._name(row, "system") == "lru cache=lfu loader.staging_slots=2"
+    assert entries._name(row | {"axis.cache": "lfu"}, "cache") == "lfu loader.staging_slots=2"
+
+
 def test_who_is_meant_by_a_name_must_be_one() -> None:
     board = small()[0][0]
     found = board.entry("fifo")

@@ -362,6 +362,14 @@ def test_a_folder_with_what_no_command_leaves_is_not_written_over(
     assert names(tmp_path) == ["place", "place/.git", "place/deep", "place/deep/old", "place/link"]
 
 
+def test_a_run_that_was_killed_while_it_wrote_is_written_over(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / ".building.ab12").mkdir(parents=True)
+    with own_folder(place, overwrite=True):
+        (place / "file").touch()
+    assert names(tmp_path) == ["place", "place/file"]
+
+
 def test_without_tables_only_the_summary_is_written(tmp_path: Path) -> None:
     write_outputs(tmp_path / "a" / "b", {"seed": 1, "x": [None]}, {}, None, "as_ready", None)
     assert names(tmp_path) == ["a", "a/b", "a/b/summary.json"]

@@ -91,6 +91,8 @@ def test_a_run_is_named_by_its_system_and_every_mechanism_that_was_replaced() ->
     replaced = "+cache.x=1 cache@y=lfu ~loader.z ram_cache=lru"
     assert system_name("lru", words) == f"lru {replaced}"
     assert system_name(None, ["seed=1"]) == "custom"
+    twice = ["cache=lfu", "precision=int4", "cache=sieve", "cache.weights.lru=1"]
+    assert system_name("lru", twice) == "lru precision=int4 cache=sieve cache.weights.lru=1"
 
 
 @pytest.mark.parametrize(

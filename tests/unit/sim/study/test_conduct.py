@@ -135,6 +135,7 @@ def test_words_are_options_of_the_study_or_overrides_of_every_cell() -> None:
         {"name": "a=b", "workers": "2", "retry": "yes"},
         ["seed=1", "cache.scope=site", "+x=1", "~y", "experiment=e", "cache=lru"],
     )
+    assert sort_words(["name=a", "devices=layers_2"])[1] == ["devices=layers_2"]
     assert sort_words(["name=a", "retry=no"])[0]["retry"] == "no"
 
 

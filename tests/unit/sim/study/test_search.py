@@ -73,6 +73,18 @@ def test_bounds_may_be_searched_where_they_are_computed(words: dict[str, Any]) -
             {"parameters": {"seed": 3}},
             "parameters.seed must be a section of low, high, whole, log, got 3",
         ),
+        (
+            {"parameters": {"seed": {"low": 0.5, "high": 3, "whole": True}}},
+            "parameters.seed.low=0.5 must be a whole number",
+        ),
+        (
+            {"parameters": {"seed": {"low": 1, "high": 3, "whole": "maybe"}}},
+            "parameters.seed.whole=maybe must be true or false",
+        ),
+        (
+            {"parameters": {"seed": {"low": 0, "high": 3, "log": True}}},
+            "parameters.seed: low=0 must be above 0 for log=true",
+        ),
         ({"objectives": {}}, "objectives must hold a direction by column, got {}"),
         (
             {"objectives": {"decode_tokens_per_s": "up"}},
@@ -117,6 +129,32 @@ def test_the_split_is_the_searchs_own(place: str) -> None:
         match=r"^trace\.split=all: a search runs on trace\.split=fit and is judged on eval; leave",
     ):
         asked(**{place: ("seed=1", "trace.split=all")})
+
+
+@pytest.mark.parametrize(
+    ("word", "parameter"),
+    [
+        ("cache=sieve", "cache"),
+        ("budget.slots_gib=3", "budget.slots_gib"),
+        ("cache.weights={lru: 1}", "cache.weights.lru"),
+        ("cache.weights.lru=1", "cache.weights"),
+    ],
+)
+def test_a_word_that_holds_against_a_parameter_is_refused(word: str, parameter: str) -> None:
+    """All trials would be of the word's value, and the answer would name another."""
+    parameters = {parameter: [1, 2], "seed": [1, 2]}
+    with pytest.raises(ValueError, match=rf"^{re.escape(word)} holds against .* {parameter}, whic"):
+        asked(parameters=parameters, last=("seed_of=3", word))
+    assert asked(parameters=parameters, base=(word,)).parameters == parameters
+
+
+def test_a_word_beside_a_parameter_is_taken_and_machine_means_hardware() -> None:
+    """A group's file and a value in it vary beside each other."""
+    found = asked(
+        parameters={"machine": ["a", "b"], "cache.weights.lru": [0, 1]},
+        last=("cache=weighted_score", "hardware.memory_gib=12"),
+    )
+    assert [*found.parameters] == ["hardware", "cache.weights.lru"]
 
 
 class Trial:
@@ -166,11 +204,13 @@ class Study:
     def ask(self) -> Any:
         number = len(self.trials)
         self.trials.append(
-            SimpleNamespace(number=number, state=State.RUNNING, params={"seed": number})
+            SimpleNamespace(
+                number=number, state=State.RUNNING, params={"seed": number}, user_attrs={}
+            )
         )
         return self.trials[-1]
 
-    def enqueue_trial(self, params: Any) -> None:
+    def enqueue_trial(self, params: Any, user_attrs: Any) -> None:
         self.told.append(("again", params))
 
     def tell(self, trial: Any, values: Any = None, state: State = State.COMPLETE) -> None:
@@ -263,14 +303,27 @@ def test_a_new_search_tells_of_no_trials_and_one_that_is_over_runs_none(
     )
 
 
-def test_a_search_of_which_every_trial_was_refused_says_where_the_reason_is(
+def test_a_search_of_which_no_trial_has_its_objectives_says_where_the_reason_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One trial is refused, one is done and decodes nothing."""
     with pytest.raises(
         ValueError,
-        match=r"^all 2 trials were refused; column error of the dataset says why$",
+        match=r"^none of 2 trials has decode_tokens_per_s: column error of the dataset says why one"
+        r" was refused; one that is done has no such number$",
     ):
-        search_with(Study(), [None, None], monkeypatch, trials=2)
+        search_with(Study(), [None, 0.0], monkeypatch, trials=2)
+
+
+def test_a_number_that_a_run_does_not_have_is_a_dash_in_the_answer() -> None:
+    """As forecasts of the system as it stands, where a search looks for a predictor."""
+    found = Found({"predictor": "next_site"}, (0.5,), (None,), Paired(1.0, None, None, 1))
+    result = SearchResult(
+        Search({}, {"prediction.top1": "maximize"}, 1), (found,), ((None,), (None,)), 1, 0
+    )
+    lines = told("s", result).splitlines()
+    assert lines[1] == "as it stands (fit / eval): prediction.top1 - / -"
+    assert lines[3].startswith("  prediction.top1 0.5 / -; on eval")
 
 
 def test_the_answer_has_every_number_on_fit_and_on_eval() -> None:

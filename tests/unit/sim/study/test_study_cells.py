@@ -390,3 +390,10 @@ def test_a_cell_tells_its_words_as_an_override_writes_them_and_its_digest_is_of_
         make_cell(Plan("x"), {"x": 1})
     with pytest.raises(ValueError, match=r"^a\.x\.y is no setting: a has no x; it has $"):
         make_cell(Plan("x"), {"a.x.y": 1})
+
+
+@pytest.mark.parametrize("values", [{"devices": None}, {"predictor": None}])
+def test_a_group_that_is_null_is_refused_in_the_words_of_a_study(values: dict[str, Any]) -> None:
+    (key,) = values
+    with pytest.raises(ValueError, match=rf"^{key}: null: {key} is chosen by the name of a file; "):
+        make_cell(Plan("x"), values)

@@ -93,6 +93,35 @@ def test_what_a_killed_study_has_only_in_its_journal_is_found_again(tmp_path: Pa
     assert [path.name for path in (tmp_path / "cells").iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("parts", [(), (1,), (1, 2)])
+def test_who_reads_a_killed_study_finds_what_is_in_its_journal_alone(
+    parts: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As the study itself would: each cell once, and no torn line."""
+    fill(tmp_path, *parts)
+    (tmp_path / "cells").mkdir(exist_ok=True, parents=True)
+    rows = [row(2), row(3) | {"axis.seed": "x", "axis.system": "fate"}]
+    (tmp_path / "journal.jsonl").write_text(
+        "".join(json.dumps(one) + "\n" for one in rows) + '{"key": "k004", "sta',
+        encoding="utf-8",
+    )
+    found = read_cells(tmp_path).sort("key")
+    assert found["key"].to_list() == [f"k{number:03d}" for number in sorted({*parts, 2, 3})]
+    assert found["decode_ns"].to_list()[-1] == [1.5, 3.0]
+    assert found["axis.system"].to_list()[-2:] == [None, "fate"]
+    assert found["axis.seed"].to_list()[-1] == "x"
+
+
+def test_who_reads_a_broken_part_is_told_what_sets_it_aside(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    part = tmp_path / "cells" / "part-000002.parquet"
+    part.write_bytes(b"PAR1 and no more")
+    with pytest.raises(
+        ValueError, match=r"part-000002\.parquet cannot be read \(.*again set it as"
+    ):
+        read_cells(tmp_path)
+
+
 # Contracts: C134
 def test_a_finished_cell_is_in_the_journal_before_the_next_begins(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:

@@ -109,6 +109,37 @@ def test_a_refused_trial_is_a_failed_one_and_the_search_goes_on(tmp_path: Path) 
     assert result.found[0].values == {"budget.resident_share": 0.5}
 
 
+class Stopped(Here):
+    """Runs ``cells`` cells and is then killed while others run."""
+
+    def __init__(self, cells: int) -> None:
+        super().__init__()
+        self.left = cells
+
+    def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
+        if self.left < len(cells):
+            raise KeyboardInterrupt
+        self.left -= len(cells)
+        return super().run(study, cells, output_dir)
+
+
+def test_a_search_that_was_stopped_twice_has_its_trials_all_and_none_was_refused(
+    tmp_path: Path,
+) -> None:
+    asked = plan(trials=6, together=2, sampler="random")
+    for cells in (4, 2):  # as it stands on both splits, and two trials; two more
+        with pytest.raises(KeyboardInterrupt):
+            run_search(asked, Stopped(cells), tmp_path, quiet)
+    told: list[str] = []
+    result = run_search(asked, Here(), tmp_path, told.append)
+    assert told == ["4 of 6 trials are through already"]
+    assert (result.trials, result.failed) == (6, 0)
+    trials = read_cells(tmp_path).filter(
+        (pl.col("trace.split") == "fit") & pl.col("axis.cache").is_not_null()
+    )
+    assert len(trials) == 6
+
+
 def test_another_search_in_the_same_place_is_refused(tmp_path: Path) -> None:
     run_search(plan(trials=1), Here(), tmp_path, quiet)
     with pytest.raises(ValueError, match=r"holds a search of .*choose another output_dir"):
@@ -127,7 +158,7 @@ def test_a_search_of_other_work_in_the_same_place_is_refused_with_both(tmp_path:
 
 
 def test_a_search_without_trials_goes_on_with_other_words(tmp_path: Path) -> None:
-    cannot = plan(trials=1).with_last(["budget.resident_share=0.0001"])
+    cannot = plan(trials=1).with_last(["budget.slots_gib=0.0000001"])
     with pytest.raises(ValueError, match=r"^the study without its parameters cannot run"):
         run_search(cannot, Here(), tmp_path, quiet)
     assert run_search(plan(trials=1), Here(), tmp_path, quiet).trials == 1

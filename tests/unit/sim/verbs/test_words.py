@@ -396,3 +396,46 @@ def test_steps_of_a_capture_are_fractions_as_its_help_prints_them() -> None:
     steps = ["logits_step=1/32", "lookahead_step=1/28", "weights_step=1/8192"]
     own = read(verb_of("capture"), [*needed, *steps]).own
     assert [own[word.partition("=")[0]] for word in steps] == ["1/32", "1/28", "1/8192"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "needed"),
+    [
+        ("ask", ("model=mixtral_8x7b", "machine=rtx4090_pcie4")),
+        ("export", ("model=mixtral_8x7b", "machine=rtx4090_pcie4")),
+        ("compare", ("lru", "hobbit")),
+        ("whatif", ("memory",)),
+        ("screen", ()),
+        ("frontier", ()),
+        ("fit", ("cache=weighted_score",)),
+        ("audit_time", ("RUN",)),
+    ],
+)
+@pytest.mark.parametrize("word", ["outputs=all", "timeline_steps=8", "bounds=max"])
+def test_an_answer_without_files_of_a_run_refuses_words_about_them(
+    verb: str, needed: tuple[str, ...], word: str
+) -> None:
+    read(verb_of(verb), needed)
+    with pytest.raises(ValueError, match=rf"^{word}: \w+ is not given so here; moelab {verb} --h"):
+        read(verb_of(verb), (*needed, word))
+
+
+def test_a_frontier_takes_no_memory_of_the_machine_for_all_experts_have_room() -> None:
+    with pytest.raises(ValueError, match=r"^hardware\.memory_gib=12: .* is not given so here"):
+        read(verb_of("frontier"), ("hardware.memory_gib=12",))
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "way"),
+    [
+        ("run", "devices=null", "leave the word out"),
+        ("run", "predictor=null", "predictor=none is without"),
+        ("sweep", "devices=null,layers_2", "leave the word out"),
+    ],
+)
+def test_a_group_is_never_null_which_hydra_takes_for_an_error_of_its_own(
+    verb: str, word: str, way: str
+) -> None:
+    """A refusal of devices names devices=null, and a file of conf/ has it."""
+    with pytest.raises(ValueError, match=rf"^{word}: \w+ is chosen by the name of a file; {way}$"):
+        read(verb_of(verb), (word,))
