@@ -306,7 +306,7 @@ def test_a_list_from_the_fit_sequences_needs_them() -> None:
         Popular().pools(ONE_SITE)
 
 
-# Weighted score: floors of rows
+# Weighted score
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ DEFECTS = {
     ),
     "eq. 3 keeps the farthest": Defect(
         "weighted_score",
-        "(1 - distance / sites)",
-        "(distance / sites)",
+        "(1 - ahead / sites)",
+        "(ahead / sites)",
         "policies.test_caches:test_the_site_that_comes_last_goes_first_and_the_current_one_last",
     ),
     "eq. 3 remembers other sequences": Defect(
@@ -81,9 +81,9 @@ DEFECTS = {
         "        pass",
         "policies.test_caches:test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends",
     ),
-    "eq. 3 trusts floors where tokens fall": Defect(
+    "eq. 3 divides by the token of before": Defect(
         "weighted_score",
-        "if token < self._tokens:",
+        "if token != self._token:",
         "if token < 0:",
         "policies.test_caches_scores:test_victims_of_eq_3_are_those_of_a_pass_over_all_keys",
     ),
