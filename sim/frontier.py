@@ -158,23 +158,23 @@ def _policy(
 ) -> Policy:
     most = full.controller.slots.count
     called = name or type(full.controller.cache).__name__
-    fewest = {
-        slots: least_loads(full.controller, full.workload, requests, slots)
-        for slots in bar.track(shown, description=f"{called}: the fewest loads of any cache")
-    }
     labels = replace(labels_of(full, None), machine=None)  # no time is told
-    if why_not_at_once(full.controller) is None:
-        curve = curve_of(full.controller, full.workload)
-        every = {slots: curve.at(slots) for slots in range(curve.least, most + 1)}
-        return Policy(called, True, every, fewest, labels)
-    walks: dict[int, Point] = {}
-    for slots in bar.track(shown, description=f"{called}: walks"):
+    is_exact = why_not_at_once(full.controller) is None
+    fewest: dict[int, int | None] = {}
+    points: dict[int, Point] = {}
+    for slots in bar.track(shown, description=called):
         try:
+            # Where each layer has a pool, what is there at first depends on the number of slots.
             run = runs.make(name, slots, most)
-            walks[slots] = walked(run.controller, run.workload)
+            fewest[slots] = least_loads(run.controller, run.workload, requests)
+            if not is_exact:
+                points[slots] = walked(run.controller, run.workload)
         except (ScreenError, CapacityError):
             continue  # a pool of it is smaller than what a token or a union needs at once
-    return Policy(called, False, walks, fewest, labels)
+    if is_exact:
+        curve = curve_of(full.controller, full.workload)
+        points = {slots: curve.at(slots) for slots in range(curve.least, most + 1)}
+    return Policy(called, is_exact, points, fewest, labels)
 
 
 def show(found: Frontier, console: Console) -> None:

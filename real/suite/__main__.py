@@ -37,6 +37,7 @@ DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
 RESULTS = Path("real/results")
 MOST_MINUTES = 120.0
 MOST_MIB = "64"
+NOT_WRITTEN = "no file was written"
 MINUTES = {"cuda": "8", "host": "60"}
 PATIENCE = {"cuda": 1.0, "host": 8.0}
 """By device: how long all may take, and how often over each piece's limit.
@@ -198,6 +199,7 @@ def _tell_missing(arguments: Sequence[str]) -> int:
     return 1 if found else 0
 
 
+@telling(NOT_WRITTEN)
 def _pack(arguments: Sequence[str]) -> int:
     given = _words_of(arguments, "modules", "output")
     if set(given) != {"modules", "output"}:
@@ -210,6 +212,7 @@ def _pack(arguments: Sequence[str]) -> int:
     return 0
 
 
+@telling(NOT_WRITTEN)
 def _bundle(arguments: Sequence[str]) -> int:
     from real.suite.bundle import CARRIED, bundle
 

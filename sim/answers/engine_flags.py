@@ -67,6 +67,14 @@ STATE_BITS = 32
 """Bits of an activation that crosses to another GPU."""
 OWNED = ("system", "cache", "placement", "loader", "budget")
 """What the flags choose, and no other word may."""
+SAID = {
+    "workload.context_tokens": "-c",
+    "workload.together": "-np",
+    "workload.prefill_chunk": f"-ub and -b, {MICRO_BATCH} without them",
+    "model.kv_bits": "-ctk and -ctv, f16 without them",
+    "hardware.devices.shares": "-ts",
+}
+"""What flags say, and by which flag. A word that says it, too, would put the flag aside."""
 _BY_NAME = {name: meaning for meaning, names in NAMES.items() for name in names}
 _WHY_NOT = {name: why for names, why in REFUSED.items() for name in names}
 
@@ -224,7 +232,9 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
         raise ValueError(
             f"flags choose {', '.join(OWNED)}, so {taken[0]} does not go with them; leave one out"
         )
-    shared = [*_workload(flags), *_gpus(flags, given), *given]
+    made = [*_workload(flags), *_gpus(flags, given)]
+    _check_said_once(made, given)
+    shared = [*made, *given]
     layers = ["system=llama_cpp_n_cpu_moe", *_quotas(flags, "cache")]
     # Of a budget of all bytes the layers' own pools took what they need; that is the budget then.
     whole_bytes = prepared([*layers, "budget.resident_share=1", *shared]).ledger.slot_bytes
@@ -232,6 +242,21 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
         layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
     slots_gib = max(1, whole_bytes + flags.cache_mib * MIB) / GIB
     return [*layers, f"budget.slots_gib={slots_gib!r}", *shared]
+
+
+def _check_said_once(made: Sequence[str], given: Sequence[str]) -> None:
+    """Raise ValueError for a given word that says what the words ``made`` of flags say."""
+    said = {"model.kv_bits", *map(_key, made)} & SAID.keys()
+    if twice := [word for word in given if _key(word) in said]:
+        key = _key(twice[0])
+        raise ValueError(
+            f"flags say {key} ({SAID[key]}), so {twice[0]} does not go with them; leave it out, or"
+            " say it by that flag (context=, kv= of moelab export)"
+        )
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _gpus(flags: Flags, given: Sequence[str]) -> Iterator[str]:

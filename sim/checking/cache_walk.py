@@ -74,20 +74,31 @@ class Difference:
     found: bool
 
 
+class _NoRoom(ValueError):
+    """A batch does not fit the budget: ``key`` of gate ``tick`` finds no place."""
+
+    def __init__(self, tick: int, key: int) -> None:
+        super().__init__(WAVES)
+        self.tick, self.key = tick, key
+
+
 class _Choosing:
     """A policy's victims, with the changes of a fault.
 
-    The key ``first`` comes first; the keys ``spared`` and ``pinned`` are left out (-1: none).
+    The key ``first`` comes first while it is there; the keys ``spared`` and ``pinned`` are left out
+    (-1: none).
     """
 
-    def __init__(self, policy: CachePolicy) -> None:
-        self.policy = policy
+    def __init__(self, policy: CachePolicy, slots: Slots) -> None:
+        self.policy, self.slots = policy, slots
         self.pools, self.on_insert = policy.pools, policy.on_insert
         self.first = self.spared = self.pinned = -1
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
-        if self.first >= 0:
-            yield self.first
+        first, slots = self.first, self.slots
+        is_of_pool = first >= 0 and slots.pool_of[first] == pool
+        if is_of_pool and slots.state[first] == RESIDENT and not blocked[first]:
+            yield first
         for key in self.policy.victims(pool, incoming, blocked):
             if key not in (self.first, self.spared, self.pinned):
                 yield key
@@ -116,14 +127,14 @@ class CacheWalk:
         self._slots = Slots(
             as_geometry(replayer.log, budget_bytes), self.policy, 1, self._overflows
         )
-        self.pools = self._slots.capacity_bytes
+        self.pools, self.pool_of = self._slots.capacity_bytes, self._slots.pool_of
         self.wrong = deviations(replayer.log, replay)
         """The lookups whose flag differs from what the contract finds."""
         self._take_gates()
         self.walked = 0
         """How many needs all walks together have visited so far."""
         self.evictions: list[tuple[int, int]] = []
-        self._choosing = self._slots.cache = _Choosing(self.policy)  # type: ignore[assignment]
+        self._choosing = self._slots.cache = _Choosing(self.policy, self._slots)  # type: ignore[assignment]
         self._pins: Sequence[int] = ()
         self._checkpoints: list[bytes] = []
         self._held: list[bytes] = []
@@ -186,11 +197,15 @@ class CacheWalk:
     def first_difference(self, fault: Fault) -> Difference | None:
         """The first difference between the log and the contract with ``fault``, from its gate on.
 
-        None where the fault explains every flag from there on.
+        None where the fault explains every flag from there on. A cache that finds no place for an
+        expert, because of the fault, differs there.
         """
-        for tick, found in self._walk(fault.tick, fault):
-            if found != self.logged[tick]:
-                return self._difference(tick, found)
+        try:
+            for tick, found in self._walk(fault.tick, fault):
+                if found != self.logged[tick]:
+                    return self._difference(tick, found)
+        except _NoRoom as full:
+            return Difference(full.tick, full.key, False)
         if self._joined is not None:
             tick = int(self._next_wrong[np.searchsorted(self._next_wrong, self._joined)])
             if tick < len(self.keys):
@@ -311,7 +326,7 @@ class CacheWalk:
         for key in [key for key in keys if state[key]]:
             victims = slots.claim(key, True)
             if victims is None:
-                raise ValueError(WAVES)
+                raise _NoRoom(tick, key)
             for victim in victims:
                 self._evict(victim, released=True)
                 if fault is None:
@@ -323,8 +338,7 @@ class CacheWalk:
     def _begin(self, fault: Fault) -> None:
         """Put the fault into effect for this batch."""
         if fault.kind == VICTIM:
-            there = fault.key >= 0 and self._slots.state[fault.key] == RESIDENT
-            self._choosing.first, self._choosing.spared = fault.key if there else -1, fault.other
+            self._choosing.first, self._choosing.spared = fault.key, fault.other
         elif fault.kind == PINNED:
             self._choosing.pinned = fault.other
 

@@ -161,6 +161,11 @@ class FaultSearch:
         asked = self._asked_before(difference.key, difference.tick)
         return asked[-1] if asked else -1
 
+    def _may_go_for(self, key: int, other: int) -> bool:
+        """Whether ``key`` may be evicted instead of ``other``: only within one pool."""
+        pool_of = self._walk.pool_of
+        return key != other and pool_of[key] == pool_of[other]
+
     def _explains(self, fault: Fault) -> bool:
         if self._walk.walked > self._most:
             raise _Spent
@@ -223,7 +228,7 @@ class FaultSearch:
             instead = [
                 Fault(VICTIM, tick, lost.key, other)
                 for tick, other in self._walk.evictions
-                if since < tick < min(end, lost.tick) and other != lost.key
+                if since < tick < min(end, lost.tick) and self._may_go_for(lost.key, other)
             ]
             if span := self._span(instead):
                 yield Explanation(VICTIM, *span, since, lost.tick)
@@ -246,7 +251,7 @@ class FaultSearch:
             instead = [-1, *(lost.key for lost in self._suspects(True))]
             for key in instead:
                 fault = Fault(VICTIM, gone[-1], key, kept.key)
-                if self._explains(fault):
+                if (key < 0 or self._may_go_for(key, kept.key)) and self._explains(fault):
                     yield Explanation(VICTIM, fault, fault, self._since(kept), kept.tick)
 
     def _unseen(self) -> Iterator[Explanation]:
@@ -273,7 +278,7 @@ class FaultSearch:
                 faults = [
                     Fault(VICTIM, tick, key, other)
                     for tick, other in self._walk.evictions
-                    if last[key] < tick <= end
+                    if last[key] < tick <= end and self._may_go_for(key, other)
                 ]
                 if span := self._span(faults):
                     self._untried = max(self._untried, len(there) - UNSEEN)

@@ -259,18 +259,13 @@ def walked(controller: Controller, workload: Workload) -> Point:
     )
 
 
-def least_loads(
-    controller: Controller, workload: Workload, requests: Requests, slots: int
-) -> int | None:
-    """The fewest loads that any cache of so many slots makes, prefetched or not, with this run's
+def least_loads(controller: Controller, workload: Workload, requests: Requests) -> int | None:
+    """The fewest loads that any cache of this run's slots makes, prefetched or not, with its
     initial contents; None where more than the slots may hold experts for longer.
-
-    ``controller`` was made with all experts resident, so ``slots`` hold the first of its initial
-    ones.
     """
-    loader, initial = controller.loader, controller.slots.initial
+    loader, slots = controller.loader, controller.slots
     if loader.retention != "strict":
         return None
     stays = stays_until_next(workload, controller)[_is_asked(controller, workload)]
-    room = slots + loader.staging_slots
-    return fewest_loads(requests.tick, requests.key, room, initial[:slots], stays)
+    room = slots.count + loader.staging_slots
+    return fewest_loads(requests.tick, requests.key, room, slots.initial, stays)

@@ -92,16 +92,18 @@ class _Columns:
             name: np.empty(num_rows, pl.Series([], dtype=dtype).to_numpy().dtype)
             for name, dtype in ROW_DTYPES.items()
         }
-        self._wide = {"ids": self._file("ids", np.int16, header.model.top_k)}
+        self._wide = {"ids": self._file(np.int16, header.model.top_k)}
         self._largest: dict[str, int] = {}
         for name, stored in self._stored.items():
             self._wide[name] = self._file(
-                name, np.float32 if stored.step is None else np.int16, stored.width
+                np.float32 if stored.step is None else np.int16, stored.width
             )
 
-    def _file(self, name: str, dtype: type, width: int) -> Array:
+    def _file(self, dtype: type, width: int) -> Array:
+        """An array on the disk, in a file without a name: it goes even if the process is killed."""
         shape = (self._sites, max(self._num_rows, 1), width)
-        return np.memmap(self._scratch / f"{name}.raw", dtype=dtype, mode="w+", shape=shape)
+        with tempfile.TemporaryFile(dir=self._scratch) as file:
+            return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
 
     def add(self, part: Trace) -> None:
         """Check ``part`` and append its rows."""

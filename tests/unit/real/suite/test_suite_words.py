@@ -133,6 +133,24 @@ def test_a_bundle_that_is_too_large_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "what"), [(["bundle"], "bundle.bundle"), (["pack", "modules=simpy"], "__main__.pack")]
+)
+def test_a_file_to_carry_that_is_interrupted_is_said_not_to_be_there(
+    words: list[str],
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*told: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"real.suite.{what}", interrupted)
+    assert main([*words, f"output={tmp_path / 'all.tar.xz'}"]) == 130
+    assert capsys.readouterr().err == "interrupted; no file was written\n"
+
+
 def test_a_bundle_may_take_what_the_help_says_where_no_size_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,6 +322,30 @@ def test_words_that_choose_what_flags_choose_are_refused() -> None:
         words_of(read_flags("-c 8192"), ["budget.resident_share=0.5"])
 
 
+# Contracts: C154
+@pytest.mark.parametrize(
+    ("flags", "word", "told"),
+    [
+        ("-c 8192", "workload.context_tokens=500", r"workload\.context_tokens \(-c\)"),
+        ("-c 8192 -np 3", "workload.together=2", r"workload\.together \(-np\)"),
+        ("-ub 64", "workload.prefill_chunk=7", r"workload\.prefill_chunk \(-ub and -b,"),
+        ("--cpu-moe", "workload.prefill_chunk=7", r"workload\.prefill_chunk \(-ub and -b, 512"),
+        ("-ctk q8_0", "++model.kv_bits=4", r"model\.kv_bits \(-ctk and -ctv, f16"),
+        ("--cpu-moe", "model.kv_bits=4", r"model\.kv_bits \(-ctk and -ctv, f16"),
+        ("-ts 3,1", "hardware.devices.shares=[1,1]", r"hardware\.devices\.shares \(-ts\)"),
+    ],
+)
+def test_a_word_that_would_put_a_flag_aside_is_refused(flags: str, word: str, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^flags say {told}.*leave it out, or say it by that"):
+        run_of(flags, word)
+
+
+# Contracts: C154
+def test_what_no_flag_of_the_line_says_is_said_by_a_word() -> None:
+    run = run_of("--cpu-moe", "workload.context_tokens=500", "workload=static_4")
+    assert (run.workload.lengths.context, run.workload.together) == (500, 4)
+
+
 def test_a_run_takes_flags_for_the_words_that_they_stand_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -404,6 +404,43 @@ def test_places_are_tried_once_each_from_the_ends_and_then_the_edges_by_halving(
     assert len(tried) == len(set(tried))
 
 
+STRICT = Contract("lru", (("initial", "ascending"), ("retention", "strict")))
+
+
+def test_a_wrong_victim_goes_once_where_a_batch_loads_two(tmp_path: Path) -> None:
+    """A, B and C are there; the prompt asks for D and E. C goes instead of A, then B."""
+    walk = walk_of(tmp_path, [D, E, A], [False, False, True], STRICT, 30, prompt=2)
+    assert walk.evictions == [(0, A), (0, B), (1, C)]
+    assert walk.first_difference(Fault(VICTIM, 0, C, A)) is None
+
+
+def test_a_fault_that_leaves_no_place_for_an_expert_explains_nothing(tmp_path: Path) -> None:
+    """One slot that keeps A has none for B."""
+    walk = walk_of(tmp_path, [A, B, A], [False, False, True], STRICT, 10)
+    assert walk.first_difference(Fault(PINNED, 1, other=A)) == Difference(1, B, False)
+    assert explained(walk) == set()
+
+
+def test_an_expert_is_a_victim_in_the_pool_of_its_own_layer_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of two sites has two slots. Expert A of the first one is dropped in step 2 and loaded
+    again in step 3; only the second one evicts then.
+    """
+    lookups = [A, A, B, B, B, C, A, A]
+
+    def change(columns: dict[str, Any]) -> None:
+        flags = [False, False, False, False, True, False, False, False]
+        columns.update(resident=flags, loaded_bytes=[0 if flag else 10 for flag in flags])
+
+    log = write(tmp_path, change, lookups=lookups, sites=2)
+    options = ("budget=40B", "policy=lru", "scope=site", *OPTIONS[3:])
+    assert main([str(log), *options]) == 1
+    out = capsys.readouterr().out
+    assert "dropped: " in out
+    assert "victim: " not in out
+
+
 def test_a_walk_counts_each_need_that_it_visits(tmp_path: Path) -> None:
     walk = walk_of(tmp_path, ASKED, RIGHT)
     assert walk.walked == 7

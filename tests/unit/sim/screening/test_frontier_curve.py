@@ -112,7 +112,7 @@ def test_slots_of_several_sizes_are_no_number_of_experts() -> None:
 def test_where_experts_stay_longer_the_fewest_loads_are_not_told() -> None:
     loader = SimpleNamespace(retention="lenient", staging_slots=0)
     asked = requests([0])
-    assert least_loads(controller(loader=loader), SimpleNamespace(), asked, 1) is None  # type: ignore[arg-type]
+    assert least_loads(controller(loader=loader), SimpleNamespace(), asked) is None  # type: ignore[arg-type]
 
 
 def test_a_point_lies_between_the_least_and_the_most_slots() -> None:

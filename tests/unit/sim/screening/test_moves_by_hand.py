@@ -377,5 +377,5 @@ def test_the_fewest_loads_are_of_the_slots_and_staging_with_the_first_contents(
     monkeypatch.setattr(frontier, "stays_until_next", lambda workload, controller: stays)
     monkeypatch.setattr(frontier, "fewest_loads", lambda *told: told[2:])
     one = pooled(1, loader={"staging_slots": 3})
-    found: Any = least_loads(one, WORKLOAD, requests_of(one, WORKLOAD), 2)
-    assert (*found[:2], found[2].tolist()) == (5, [0, 1], stays.tolist())
+    found: Any = least_loads(one, WORKLOAD, requests_of(one, WORKLOAD))
+    assert (*found[:2], found[2].tolist()) == (4 + 3, [0, 1, 3, 4], stays.tolist())

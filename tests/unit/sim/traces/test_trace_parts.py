@@ -72,6 +72,19 @@ def test_parts_make_the_same_file_as_the_whole(step: float | None, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
 
 
+def test_a_capture_that_is_killed_between_parts_leaves_no_columns(tmp_path: Path) -> None:
+    """They lie in files without names, which go with the process."""
+    trace, left = apart(None), list[list[Path]]()
+
+    def seen() -> Iterator[Trace]:
+        for part in parts(trace):
+            yield part
+            left.append([path for path in tmp_path.rglob("*") if not path.is_dir()])
+
+    write_trace_parts(tmp_path / "parts", trace.header, seen(), len(trace.step))
+    assert left == [[], []]
+
+
 @pytest.mark.parametrize("step", [None, 1 / 16])
 def test_counted_prompts_of_parts_are_those_of_the_whole(
     step: float | None, tmp_path: Path
