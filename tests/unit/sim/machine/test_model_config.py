@@ -366,3 +366,13 @@ def test_the_command_says_where_no_command_has_gates_of_a_models_shape(
         "first: there are no gates of 32 x 5 top-2 for model other, recorded or synthetic;"
         " docs/ask.md (A model of another shape) has ways"
     ]
+
+
+def test_keys_of_rotary_width_and_capacity_change_no_size() -> None:
+    keys = {
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 4,
+        "moe_capacity": [64, 64, 64],
+        "moe_use_aux_free": True,
+    }
+    assert small(**keys) == small()
