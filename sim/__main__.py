@@ -8,14 +8,17 @@ sentence for each budget, which lie in its folder, too (`sim.results.overview`).
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from sim.process.interrupts import Terminated, code_of, telling
@@ -34,6 +37,7 @@ from sim.setup.command import (
     overwrites,
     system_name,
 )
+from sim.setup.configure import in_a_line
 from sim.setup.execute import Result, execute
 from sim.values.places import CONF
 
@@ -168,7 +172,13 @@ def _command() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     compose_once()
-    main()
+    # Else hydra itself prints what does not fit, in several lines, and ends with exit code 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {in_a_line(error)}", file=sys.stderr)
+        return 2
     return _tell_all()
 
 

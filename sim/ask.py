@@ -22,7 +22,7 @@ from sim.answers.ask import answer
 from sim.answers.ask_bench import Bench
 from sim.answers.ask_figure import draw
 from sim.answers.ask_fits import fit_beside
-from sim.answers.ask_gates import asked
+from sim.answers.ask_gates import asked, dense_told
 from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.files import write_json
@@ -109,7 +109,8 @@ def _ask(words: Words) -> Found:
                 bar.update(task, advance=1, total=bench.begun)
 
             bench = Bench(common, pool, tell, patience)
-            return answer(run, told, precisions, target, bench, mean)
+            source = f"{told}; {dense_told(model)}"
+            return answer(run, source, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -21,7 +21,7 @@ from shlex import join, quote
 
 from rich.console import Console
 
-from sim.answers.ask_gates import asked
+from sim.answers.ask_gates import asked, dense_told
 from sim.answers.engine_flags import STATE_BITS, Flags
 from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
@@ -56,9 +56,9 @@ def main(arguments: Sequence[str]) -> int:
                 return 0
             if mine := [f"{key}=" for key in OF_DYNAMO if key in words.own]:
                 raise ValueError(f"{mine[0]} is of to={DYNAMO}; leave it out, or add to={DYNAMO}")
-            given, gates = _given(words)
+            given, source = _given(words)
             found = _search(words, given)
-            text = sentence(found, words.own["model"], words.own["machine"], gates)
+            text = sentence(found, words.own["model"], words.own["machine"], source)
             _write(place, found, text, given)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -74,19 +74,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _given(words: Words) -> tuple[list[str], str]:
-    """The overrides of every run but its flags, and what is told of the gates."""
-    common, gates, _ = asked(words)
+    """The overrides of every run but its flags, and what is told of the gates and dense weights."""
+    common, gates, model = asked(words)
     has_precision = any(word.startswith("precision=") for word in words.overrides)
     if int(words.own.get("gpus", "1")) > 1:
         common = [*common, f"hardware.devices.state_bits={STATE_BITS}"]
-    return [*common, *([] if has_precision else ["precision=q4_k_m"])], gates.told
+    return [
+        *common,
+        *([] if has_precision else ["precision=q4_k_m"]),
+    ], f"{gates.told}; {dense_told(model)}"
 
 
 def _hand_over(words: Words, place: Path, console: Console) -> None:
     """Write a node's step times and requests for ai-dynamo's replay, and tell how to run it."""
     if others := [f"{key}=" for key in ("gpus", "kv") if key in words.own]:
         raise ValueError(f"{others[0]} is of llama.cpp's flags; leave it out with to={DYNAMO}")
-    given, gates = _given(words)
+    given, source = _given(words)
     given = [*given, f"system={words.own.get('system', SYSTEM)}"]
     batches = [int(text) for text in words.own.get("batches", BATCHES).split(",")]
     context = int(words.own.get("context", "4096"))
@@ -95,7 +98,7 @@ def _hand_over(words: Words, place: Path, console: Console) -> None:
     with _trying("simulating steps") as simulate:
         found = profiled(given, batches, context, simulate)
     written(place, found, requests_of(run, size))
-    text = told_of(found, words.own["model"], words.own["machine"], gates)
+    text = told_of(found, words.own["model"], words.own["machine"], source)
     content = {
         "answer": text,
         "labels": found.labels.row(),

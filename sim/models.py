@@ -19,6 +19,7 @@ from rich.table import Table
 from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config, read_config
 from sim.machine.precision import PRECISIONS
+from sim.setup.own_gates import has_gates, lacking
 from sim.values.places import words_for
 from sim.values.units import GIB
 from sim.verbs.table import verb_of
@@ -103,6 +104,8 @@ def main(arguments: Sequence[str]) -> int:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")
             print(f"{output}; next: moelab ask {words_for(output)} machine=rtx4090_pcie4")
+            if not has_gates(model):
+                print(f"first: {lacking(model)}; docs/ask.md (A model of another shape) has ways")
     except (ValueError, OSError) as error:
         print(f"models: {error}", file=sys.stderr)
         return 2

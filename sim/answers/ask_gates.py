@@ -62,6 +62,11 @@ def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     return [*common, *([] if is_usual else gates.words(model))], gates, model
 
 
+def dense_told(model: Model) -> str:
+    """How many bits dense weights have, whatever ``precision`` says of experts, and what sets them."""
+    return f"dense weights at {model.dense_bits:g} bits (++model.dense_bits=N)"
+
+
 def _check_sizes(asked_for: Mapping[str, int], gates: str) -> None:
     """Raise ValueError for sizes of gates that are there already."""
     for key, number in asked_for.items():

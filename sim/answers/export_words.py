@@ -46,8 +46,8 @@ def table_of(found: Search) -> Table:
     return table
 
 
-def sentence(found: Search, model: str, machine: str, gates: str) -> str:
-    """The fastest line, what the plain ways reach, and how sure that is."""
+def sentence(found: Search, model: str, machine: str, source: str) -> str:
+    """The fastest line, what the plain ways reach, and what it comes from."""
     best = found.best()
     first = best[0]
     parts = [
@@ -61,7 +61,7 @@ def sentence(found: Search, model: str, machine: str, gates: str) -> str:
     ):
         if (other := next(filter(is_it, best), None)) and other is not first:
             parts.append(f"{what} at best {other.tokens_per_s:.3g}")
-    parts.append(f"from {gates}")
+    parts.append(f"from {source}")
     label = caption(_named(best))
     return "; ".join(parts) + "." + (f" [{label}]" if label else "")
 

@@ -126,7 +126,7 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
                 " workload.decode_tokens)"
             )
         )
-        fit = ", or say budget=fit" if room else ""
+        fit = ", or say budget=fit (with flags= a larger --n-cpu-moe)" if room else ""
         raise ValueError(
             f"the device holds {hardware.memory_gib + swap_gib:g} GiB, but the run needs"
             f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); lower budget.resident_share or"

@@ -148,8 +148,10 @@ def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
 
 
 def _knowledge(run: Run) -> str | None:
-    """Which policies know of the run what is still to come."""
+    """Which policies, or drafts, know of the run what is still to come."""
     ways = [type(policy).__name__ for policy in run.policies if policy.requires.future]
+    if run.workload.speculation.is_certain:
+        ways.append("every draft is right")
     if run.known:
         ways.append(f"fitted on {run.known} of its sequences")
     return f"knows the future ({', '.join(ways)})" if ways else None

@@ -54,10 +54,7 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        # Below an empty line hydra lists its files and folders.
-        lines = str(error).strip().partition("\n\n")[0].splitlines()
-        kept = [line.strip() for line in lines if not line.startswith("See http")]
-        raise ValueError(" ".join(kept)) from None
+        raise ValueError(in_a_line(error)) from None
     except RecursionError:
         told = " ".join(overrides)
         raise ValueError(
@@ -66,6 +63,16 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
         ) from None
     finally:
         GlobalHydra.instance().hydra = running
+
+
+def in_a_line(error: Exception) -> str:
+    """What hydra says of words that do not fit the configuration, in one line."""
+    # Below an empty line hydra lists its files and folders.
+    lines = str(error).strip().partition("\n\n")[0].splitlines()
+    kept = [line.strip() for line in lines if not line.startswith("See http")]
+    if kept[0].startswith("Error merging"):
+        kept += [f"({line})" for line in str(error.__cause__ or "").splitlines()[:1]]
+    return " ".join(kept)
 
 
 def check_hidden(hydra: Any) -> None:

@@ -85,9 +85,9 @@ def own_gates(model: Model, request: Request = USUAL) -> OwnGates:
     preset = preset_of(model)
     if preset is None:
         raise ValueError(
-            f"there are no gates of {model.sites} x {model.experts} top-{model.top_k} for model"
-            f" {model.name}, recorded or synthetic: capture or import a trace and name it by"
-            " trace.path=DIR (moelab capture --help, moelab import --help)"
+            f"{lacking(model)}: capture or import a trace and name it by trace.path=DIR (moelab"
+            " capture --help, moelab import --help), or lend it the statistics of the nearest model"
+            " (docs/ask.md, A model of another shape)"
         )
     shape = preset.shape
     is_alike = (shape.hidden, shape.expert_intermediate) == (
@@ -101,6 +101,17 @@ def own_gates(model: Model, request: Request = USUAL) -> OwnGates:
         is_made=True,
         gates_of=None if is_alike else shape.name,
     )
+
+
+def has_gates(model: Model) -> bool:
+    """Whether a run of ``model`` finds gates where its words name none."""
+    return recorded(model) is not None or preset_of(model) is not None
+
+
+def lacking(model: Model) -> str:
+    """Says that a model has no gates."""
+    shape = f"{model.sites} x {model.experts} top-{model.top_k}"
+    return f"there are no gates of {shape} for model {model.name}, recorded or synthetic"
 
 
 def recorded(model: Model) -> str | None:

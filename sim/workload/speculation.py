@@ -93,6 +93,11 @@ class Speculation:
         return self.layers if self.tokens and self.experts == OFFLOADED else 0
 
     @property
+    def is_certain(self) -> bool:
+        """Whether there are drafts, and each of them is right."""
+        return self.tokens > 0 and min(self._chances) == 1
+
+    @property
     def expected_tokens(self) -> float:
         """The mean number of tokens that a step gives which checks all drafts."""
         kept, sum_of = 1.0, 1.0

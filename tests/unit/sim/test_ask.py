@@ -316,7 +316,7 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     workload = SimpleNamespace(sequences=sequences)
     run = SimpleNamespace(trace=SimpleNamespace(header=header), workload=workload)
     gates = SimpleNamespace(told="gates", is_made=is_made, path="made")
-    model = SimpleNamespace(stored="bf16")
+    model = SimpleNamespace(stored="bf16", dense_bits=4.5)
     asked: list[list[str]] = []
 
     def prepared(words: list[str]) -> object:
@@ -347,6 +347,7 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     words = ["model=tiny_mixtral", "machine=rtx4090_pcie4"]
     found: Any = ask._ask(read(verb_of("ask"), words))
     common = ["context=4096", "budget=fit", "end=4096"]
+    told += "; dense weights at 4.5 bits (++model.dense_bits=N)"
     assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5, common, 10.0)
     assert seen == [
         (2, SPAWNED, ask.leave_with_parent),

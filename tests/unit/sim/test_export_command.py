@@ -20,6 +20,8 @@ from sim.results.labels import Labels
 
 NAMES = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4"]
 WHO = "tiny_gates_half_mixtral on rtx4090_pcie4"
+MODEL = SimpleNamespace(dense_bits=16.0)
+DENSE = "dense weights at 16 bits (++model.dense_bits=N)"
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return SimpleNamespace(config={"workload": blocks})
 
     def of_words(words: Any) -> Any:
-        return ["common", *words.overrides], SimpleNamespace(told="its [own] gates"), None
+        return ["common", *words.overrides], SimpleNamespace(told="its [own] gates"), MODEL
 
     monkeypatch.setattr(export, "_trying", trying)
     monkeypatch.setattr(export, "exported", exported)
@@ -105,7 +107,7 @@ def test_the_fastest_line_is_written_and_told_with_all_that_was_tried(
         "left out -ngl all -c 32: none",
     )
     assert answer == (
-        f"{WHO}: 12.5 tokens/s [12, 13] with {line}; from its [own] gates. [lossy (x)]"
+        f"{WHO}: 12.5 tokens/s [12, 13] with {line}; from its [own] gates; {DENSE}. [lossy (x)]"
     )
     repeated = f"moelab run flags='{line}' common precision=q4_k_m"
     assert (run, files) == (f"run with: {repeated}", f"files: {place}")
@@ -153,7 +155,7 @@ def test_a_handover_is_written_and_told_with_its_command(
     ]
     text, run, files = capsys.readouterr().out.splitlines()[-3:]
     assert text.startswith(f"{WHO}, with 25.00% of the expert bytes")
-    assert "from its [own] gates." in text
+    assert f"from its [own] gates; {DENSE}." in text
     assert run.startswith("run there: python -m dynamo.replay ")
     assert f"--trace-block-size {size} " in run
     assert files == f"files: {place}"
@@ -168,7 +170,7 @@ def test_blocks_are_of_as_many_tokens_as_the_workload_says(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gates = SimpleNamespace(told="gates")
-    monkeypatch.setattr(export, "asked", lambda words: (["b=8"], gates, None))
+    monkeypatch.setattr(export, "asked", lambda words: (["b=8"], gates, MODEL))
     assert export.main([*NAMES, "to=dynamo", f"output_dir={tmp_path / 'out'}"]) == 0
     assert (tmp_path / "out" / "requests.jsonl").read_text(encoding="utf-8") == '{"size": 8}\n'
 

@@ -154,3 +154,24 @@ def test_sigterm_ends_a_run_at_once_with_its_own_status_and_no_folder(tmp_path: 
     assert told.splitlines()[-1] == "interrupted; nothing was written"
     assert out == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("predictor.recall=0.3", "Could not override 'predictor.recall'."),
+        ("hardware.links=[1]", "hardware.links=[1] (Cannot merge DictConfig with ListConfig)"),
+    ],
+)
+def test_a_word_that_does_not_fit_the_configuration_ends_a_run_with_one_line(
+    word: str, told: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "sim", *SMALL, word]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+    assert told in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -80,3 +80,14 @@ def test_words_that_would_change_nothing_are_refused(
     monkeypatch.setattr(ask_gates, "own_gates", lambda model, request: recorded)
     with pytest.raises(ValueError, match="sequences=2 is of synthetic gates, and these are gates"):
         ask_gates.asked(words(sequences="2"))
+
+
+def test_an_answer_says_how_many_bits_dense_weights_have_as_precision_is_of_experts(
+    made: list[Request],
+) -> None:
+    told = [
+        ask_gates.dense_told(ask_gates.asked(words(*more))[2])
+        for more in ((), ("precision=q4_k_m",), ("precision=q4_k_m", "++model.dense_bits=4.85"))
+    ]
+    bits = ["16", "16", "4.85"]
+    assert told == [f"dense weights at {one} bits (++model.dense_bits=N)" for one in bits]

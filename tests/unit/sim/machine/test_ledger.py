@@ -110,7 +110,7 @@ def test_a_refusal_for_memory_says_how_much_fits() -> None:
     with pytest.raises(
         ValueError,
         match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\), or say"
-        r" budget=fit, or set hardware\.memory_gib",
+        r" budget=fit \(with flags= a larger --n-cpu-moe\), or set hardware\.memory_gib",
     ):
         check_memory(small(), machine(), Limits(), slot_bytes=3 << 30)
     with pytest.raises(ValueError, match=r"\(0\.00 GiB of slots fit\) and run fewer"):
@@ -161,7 +161,7 @@ KEYS = (
             0.5,
             f"{HEAD.format('1.5', '2.00')} (dense 0.25, slot 1.25, staging 0.25, reserved 0.25"
             " GiB); lower budget.resident_share or slots_gib (0.75 GiB of slots fit), or say"
-            " budget=fit, or set hardware.memory_gib",
+            " budget=fit (with flags= a larger --n-cpu-moe), or set hardware.memory_gib",
         ),
         (
             {"dense": 0.25, "kv": 0.75, "slot": 0.5},

@@ -350,3 +350,29 @@ def test_a_wrong_word_is_refused_with_one_message(
     path = config_file(tmp_path, SMALL)
     assert main([word.replace("FILE", str(path)) for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_command_says_where_no_command_has_gates_of_a_models_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, experts in (("other", 5), ("like_mixtral", 8)):
+        path = config_file(
+            tmp_path, SMALL | {"num_local_experts": experts, "num_hidden_layers": 32}
+        )
+        assert main([f"from={path}", f"name={name}", f"output=mine/model/{name}.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("first: ")] == [
+        "first: there are no gates of 32 x 5 top-2 for model other, recorded or synthetic;"
+        " docs/ask.md (A model of another shape) has ways"
+    ]
+
+
+def test_keys_of_rotary_width_and_capacity_change_no_size() -> None:
+    keys = {
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 4,
+        "moe_capacity": [64, 64, 64],
+        "moe_use_aux_free": True,
+    }
+    assert small(**keys) == small()

@@ -233,3 +233,19 @@ def test_a_line_of_a_figure_is_no_wider_than_it_may_be() -> None:
         lines = fitted([words, "$5"], points, 7.0)
         assert max(TextPath((0, 0), line, 7.0).get_extents().width for line in lines) <= points
         assert " ".join(line.strip() for line in lines) == rf"{words} \$5"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("workload.draft_tokens=2",), "knows the future (every draft is right)"),
+        (("workload.draft_tokens=2", "workload.draft_accepted=0.5"), None),
+        (("workload=mtp_4",), None),
+        ((), None),
+    ],
+)
+def test_drafts_that_are_all_right_know_the_future(
+    words: tuple[str, ...], told: str | None
+) -> None:
+    run = prepared((*FEW, "system=lru", *words))
+    assert labels_of(run, None).knows_future == told

@@ -110,7 +110,9 @@ def test_a_model_of_the_shape_of_a_preset_gets_its_gates_as_a_transplant() -> No
 
 
 def test_a_model_without_gates_is_refused_with_the_ways_to_some() -> None:
-    with pytest.raises(ValueError, match=r"no gates of 32 x 9 top-2 for model mixtral_8x7b.*trace"):
+    with pytest.raises(
+        ValueError, match=r"no gates of 32 x 9 top-2 for model mixtral_8x7b.*trace.*another shape"
+    ):
         with_gates(config_of("model=mixtral_8x7b", "model.experts=9"))
 
 
