@@ -98,8 +98,6 @@ def make_engine(
 def _uncollected() -> Iterator[None]:
     """Without garbage collection: a run makes no reference cycles, and its growing columns would
     be scanned again and again.
-
-    What the run has made is old then, so that it is not all scanned once when collection goes on.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -107,9 +105,6 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 
