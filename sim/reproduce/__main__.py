@@ -46,7 +46,7 @@ from sim.reproduce.experiments import (
 )
 from sim.reproduce.field import FILE, published, rows, table
 from sim.reproduce.field_figures import figures, slots_table, splits, steps_table
-from sim.reproduce.field_gains import as_told, asked_of, asked_table, gains
+from sim.reproduce.field_gains import as_told, asked_of, asked_table, check, gains
 from sim.reproduce.field_gains import table as gains_table
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
@@ -172,7 +172,9 @@ def of_field(console: Console, gates: Path, file: Path) -> int:
     """Print the runs of a file beside their simulation, and what is asked of them. Of the
     project's own file, also the figures that are no speeds. Exit code 1 where a line is missed.
     """
-    runs = list(rows(gates, published(file)))
+    told = published(file)
+    check(told)
+    runs = list(rows(gates, told))
     found = gains(runs, cache(partial(as_told, gates)))
     lines = list(asked_of(found))
     shown = [table(runs)]

@@ -24,6 +24,7 @@ LEAST_DIFFERENCE = 0.05
 """A smaller difference of two measured speeds has no sign that would be asked for."""
 MOST_WITH_HITS, MOST_WITHOUT = 0.1, 0.2
 """The median errors of gains that are asked for: where the source tells hits, and where not."""
+BUDGET = "budget."
 CLOSE_HITS, MOST_TRIES = 0.002, 12
 """Hits are as told if they differ by no more than this; so many budgets are tried for it."""
 Again = Callable[[Row], Row]
@@ -56,7 +57,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Line:
     """A line of what is asked: what was found (a share), and the target."""
 
     what: str
@@ -65,14 +66,33 @@ class Asked:
     holds: bool
 
 
+def check(runs: Sequence[Published]) -> None:
+    """Raise ValueError, before anything is simulated, for a run that cannot be compared: its
+    baseline is not there, or its hits are told and no word of it says how many slots it has.
+    """
+    names = {one.name for one in runs}
+    for one in runs:
+        if one.baseline and one.baseline not in names:
+            raise ValueError(
+                f"run {one.name} has the baseline {one.baseline}, which is no run here"
+            )
+        budgets = [word for word in one.words if word.startswith(BUDGET)]
+        if one.hit_ratio is not None and len(budgets) != 1:
+            raise ValueError(
+                f"run {one.name} tells hits of {one.hit_ratio}, so its words need one"
+                f" budget.resident_share=N or budget.slots_gib=N, not {' '.join(budgets) or 'none'}"
+            )
+
+
 def gains(found: Sequence[Row], again: Again) -> list[Gain]:
     """The gain of each run that names a baseline, in the order of the rows.
 
     Of a run that is there several times the last row counts, which is the one that most was fitted
     for. Its baseline is simulated with the same fitted figures: as a row that was fitted on the
     same runs, or as measured, if it is one of them. ``again``: a row as it is to be compared
-    (`as_told`). Raise ValueError for a baseline that is not there.
+    (`as_told`). Raise ValueError as `check` does.
     """
+    check([row.published for row in found])
     last = {row.published.name: row for row in found}
     return [
         _gain(row, found, again)
@@ -84,8 +104,6 @@ def gains(found: Sequence[Row], again: Again) -> list[Gain]:
 def _gain(row: Row, found: Sequence[Row], again: Again) -> Gain:
     one = row.published
     of_base = [other for other in found if other.published.name == one.baseline]
-    if not of_base:
-        raise ValueError(f"run {one.name} has the baseline {one.baseline}, which is no run here")
     measured = of_base[0].published.tokens_per_s
     alike = [other for other in of_base if other.published.fitted_on == one.fitted_on]
     if not alike and one.baseline in one.fitted_on:
@@ -108,7 +126,7 @@ def as_told(gates: Path, row: Row) -> Row:
     def off(of: Row) -> float:
         return abs(of.hit_ratio - (one.hit_ratio or 0.0))
 
-    (word,) = (word for word in one.words if word.startswith("budget."))
+    (word,) = (word for word in one.words if word.startswith(BUDGET))
     name, _, value = word.partition("=")
     now, hits = float(value), row.hit_ratio
     low, high = 0.0, max(1.0, 2 * now)
@@ -127,13 +145,13 @@ def as_told(gates: Path, row: Row) -> Row:
     return best
 
 
-def asked_of(found: Sequence[Gain]) -> Iterator[Asked]:
+def asked_of(found: Sequence[Gain]) -> Iterator[Line]:
     """What is asked of gains: signs, and the median errors with and without hits that are told."""
     signs = [gain.is_sign_right for gain in found if gain.has_sign]
     if signs:
         right = sum(signs) / len(signs)
         what = f"{len(signs)} differences above {LEAST_DIFFERENCE:.0%}: signs that are right"
-        yield Asked(what, right, 1.0, right == 1)
+        yield Line(what, right, 1.0, right == 1)
     for told, with_hits, most in (
         ("with hits told", True, MOST_WITH_HITS),
         ("without", False, MOST_WITHOUT),
@@ -144,7 +162,7 @@ def asked_of(found: Sequence[Gain]) -> Iterator[Asked]:
         if errors:
             middle = median(errors)
             what = f"{len(errors)} gains {told}: median error"
-            yield Asked(what, middle, most, middle <= most)
+            yield Line(what, middle, most, middle <= most)
 
 
 def table(found: Sequence[Gain]) -> Table:
@@ -168,7 +186,7 @@ def table(found: Sequence[Gain]) -> Table:
     return with_whole_words(made)
 
 
-def asked_table(lines: Sequence[Asked]) -> Table:
+def asked_table(lines: Sequence[Line]) -> Table:
     made = Table("line", "found", "asked", "", **NARROW)
     for line in lines:
         shares = f"{100 * line.found:.1f} %", f"{100 * line.target:g} %"

@@ -10,7 +10,7 @@ import pytest
 from sim.reproduce import __main__ as command
 from sim.reproduce import field_gains
 from sim.reproduce.field import Published, Row, published
-from sim.reproduce.field_gains import Asked, Gain, as_told, asked_of, asked_table, gains, table
+from sim.reproduce.field_gains import Gain, Line, as_told, asked_of, asked_table, gains, table
 
 
 def row(
@@ -65,6 +65,18 @@ def test_a_baseline_that_is_not_there_is_refused() -> None:
         gains([row("b", 15, 50, baseline="a")], same)
 
 
+def test_a_run_whose_hits_are_told_and_its_slots_are_not_is_refused_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.csv"
+    head = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
+    file.write_text(head + "a,https://x,m,10,0.5,,,system=lru\n")
+    assert command.main(["field=nowhere", f"runs={file}"]) == 2
+    assert "run a tells hits of 0.5, so its words need one budget.resident_share=N" in (
+        capsys.readouterr().err
+    )
+
+
 def gain(measured: float, simulated: float, told: float | None = None) -> Gain:
     return Gain(row("r", 1, 1, baseline="b", told=told).published, measured, simulated, 0.5)
 
@@ -73,21 +85,21 @@ def test_the_sign_of_every_difference_above_5_per_cent_is_asked_for() -> None:
     right = [gain(1.06, 1.01), gain(0.94, 0.5)]
     small = [gain(1.04, 0.9), gain(0.96, 1.2)]
     (line, *_) = asked_of([*right, *small])
-    assert line == Asked("2 differences above 5%: signs that are right", 1.0, 1.0, True)
+    assert line == Line("2 differences above 5%: signs that are right", 1.0, 1.0, True)
     (line, *_) = asked_of([*right, *small, gain(1.06, 0.99), gain(0.5, 1.5)])
-    assert line == Asked("4 differences above 5%: signs that are right", 0.5, 1.0, False)
+    assert line == Line("4 differences above 5%: signs that are right", 0.5, 1.0, False)
 
 
 def test_the_median_error_of_gains_is_asked_for_with_and_without_hits() -> None:
     with_hits = [gain(1.0, 1.09, 0.5), gain(1.0, 0.95, 0.5), gain(1.0, 3.0, 0.5)]
     without = [gain(1.0, 1.1), gain(1.0, 0.75), gain(2.0, 1.0)]
     *_, first, second = asked_of([*with_hits, *without])
-    assert first == Asked("3 gains with hits told: median error", first.found, 0.1, True)
+    assert first == Line("3 gains with hits told: median error", first.found, 0.1, True)
     assert first.found == pytest.approx(0.09)
-    assert second == Asked("3 gains without: median error", second.found, 0.2, False)
+    assert second == Line("3 gains without: median error", second.found, 0.2, False)
     assert second.found == pytest.approx(0.25)
     (alone,) = asked_of([gain(1.0, 1.1)])
-    assert alone == Asked("1 gains without: median error", alone.found, 0.2, True)
+    assert alone == Line("1 gains without: median error", alone.found, 0.2, True)
 
 
 def simulator(monkeypatch: pytest.MonkeyPatch, least: float = 0.0) -> list[float]:
@@ -147,7 +159,7 @@ def test_the_tables_have_both_sides_the_sign_and_the_verdict() -> None:
         *(["+50.0 %", "+100.0 %"], ["right", ""], ["0.250", "-"], ["0.500", "0.500"]),
     ]
     assert list(table([gain(0.5, 1.5)]).columns[5].cells) == ["WRONG"]
-    lines = asked_table([Asked("a", 0.846, 1.0, False), Asked("b", 0.066, 0.1, True)])
+    lines = asked_table([Line("a", 0.846, 1.0, False), Line("b", 0.066, 0.1, True)])
     assert [list(column.cells) for column in lines.columns] == [
         *(["a", "b"], ["84.6 %", "6.6 %"], ["100 %", "10 %"], ["MISSED", "holds"]),
     ]
