@@ -80,6 +80,9 @@ def sizes(model: Model) -> Table:
     for name, params in rows.items():
         table.add_row(name, f"{params:,}", *(_size(params * b / 8) for b in bits))
     table.caption = f"keys and values: {model.kv_bytes_per_token} B a token"
+    if any(model.windows):
+        beyond, longest = model.kv_bytes_by_window().get(0, 0), max(model.windows)
+        table.caption += f", {beyond} of them of tokens more than {longest} back"
     return table
 
 

@@ -46,7 +46,7 @@ def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     model = make_model(config)
     hardware = make_hardware(config)
     if hardware.devices is None and not model.encoder_sites:
-        limits = Limits(context, 1, 0)
+        limits = Limits(context, 1, 0, {n: min(n, context) for n in model.windows})
         check_ledger(make_ledger(model, hardware, limits, slot_bytes=0), hardware, limits)
     sizes = ("tokens", "sequences", "prompt_tokens")
     asked_for: dict[str, Any] = {key: int(own[key]) for key in sizes if key in own}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from sim.answers.whatif import BreakEven
+from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
 from sim.study.trials import Trial, prepared, tokens_per_s
@@ -176,22 +177,37 @@ def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven
     free = run.hardware.all_memory_bytes - (
         ledger.total_bytes - ledger.kv_bytes - ledger.slot_bytes
     )
-    sequences = ledger.kv_bytes // (context * run.model.kv_bytes_per_token)
+    sequences = ledger.kv_bytes // run.model.kv_bytes(context)
     geometry = run.controller.geometry
-    *fewer, own = (
-        (bits, sequences * replace(run.model, kv_bits=bits).kv_bytes_per_token)
+    *fewer, (_, fills) = (
+        (bits, tokens_that_fill(free / sequences, replace(run.model, kv_bits=bits)))
         for bits in _kv_bits(run)
     )
-    slots = 1024 * own[1] / max(geometry.slot_sizes) / geometry.sites
+    taken = run.model.kv_bytes(context + 1024) - run.model.kv_bytes(context)
+    slots = sequences * taken / max(geometry.slot_sizes) / geometry.sites
     each = f" of each of {sequences} sequences" if sequences > 1 else ""
     told = (
-        f"1,024 tokens of context{each} take as many bytes as {slots:.3g} slots a layer; keys and"
-        f" values alone fill the memory at {free / own[1]:,.0f} tokens"
+        f"1,024 more tokens of context{each} take as many bytes as {slots:.3g} slots a layer; keys"
+        f" and values alone fill the memory at {fills:,.0f} tokens"
     )
-    less = ", ".join(f"{free / taken:,.0f} at {bits:g} bits" for bits, taken in reversed(fewer))
-    fills = free / own[1]
+    less = ", ".join(f"{tokens:,.0f} at {bits:g} bits" for bits, tokens in reversed(fewer))
     told += f" ({less})" if less else ""
     return BreakEven("memory is full", fills, ran[0], ran[-1], fills, told)
+
+
+def tokens_that_fill(room_bytes: float, model: Model) -> float:
+    """How many tokens a sequence has whose keys and values take so many bytes.
+
+    Infinite where every layer has a window, and all of them are full before.
+    """
+    by_window = model.kv_bytes_by_window()
+    each_bytes, full_bytes = sum(by_window.values()), 0
+    for window in sorted(filter(None, by_window)):
+        if room_bytes <= full_bytes + each_bytes * window:
+            break
+        each_bytes -= by_window[window]
+        full_bytes += by_window[window] * window
+    return (room_bytes - full_bytes) / each_bytes if each_bytes else inf
 
 
 def _at_drafts(tokens: float, run: Run) -> Mapping[str, tuple[str, ...]]:

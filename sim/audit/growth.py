@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import polars as pl
@@ -15,28 +16,48 @@ KEY = "budget.growing"
 def rules(run: RunFiles) -> Iterator[Rule | Left]:
     if run.ledger is None:
         return
-    told, held = run.ledger, held_by_step(run)
-    if (why := _why_not(told, held)) is not None:
+    told, layers = run.ledger, _layers(run)
+    held = {window: held_by_step(run, window) for window in {0, *layers}}
+    units = [
+        sum(n * held[window][step] for window, n in layers.items()) for step in range(len(told))
+    ]
+    if (why := _why_not(told, held[0], units)) is not None:
         yield Rule(f"{KEY}.least_bytes", why, "ledger.parquet agrees with itself and tokens")
         return
     first = told.row(0, named=True)
-    token_bytes = first["kv_bytes"] // first["tokens"]
     # All of it: what the plan has, and keys and values of the fullest step.
     whole = first["slot_bytes"] + first["kv_bytes"]
     # Each pool rounds its share down, and how many pools there are is in no file.
     lost = run.sites * len(run.precisions)
-    for name, tokens in (("least_bytes", max(held)), ("most_bytes", min(held))):
-        left = whole - tokens * token_bytes
+    for name, most in (("least_bytes", max(units)), ("most_bytes", min(units))):
+        left = whole - most * first["kv_bytes"] // units[0]
         yield Rule(f"{KEY}.{name}", Between(left - lost, left + lost), "what the tokens leave")
     if not _arrive(run):
         plan = run.summary["budget"]["device_bytes"]
-        yield Rule(f"{KEY}.least_bytes", plan, "the plan's bytes, in the fullest step")
+        # Layers with a window may be fullest in other steps than those without.
+        spare = sum(n * max(held[window]) for window, n in layers.items()) - max(units)
+        most = plan + spare * first["kv_bytes"] // units[0]
+        yield Rule(
+            f"{KEY}.least_bytes", Between(plan, most), "the plan's bytes, in the fullest step"
+        )
     gone = int((run.decisions["kind"] == "evict").sum())
     yield Rule(f"{KEY}.trimmed", Between(0, gone), "decisions of kind evict, and fewer")
 
 
-def held_by_step(run: RunFiles) -> list[int]:
-    """How many tokens the running sequences hold at the end of each step, from ``tokens`` alone."""
+def _layers(run: RunFiles) -> Mapping[int, int]:
+    """How many layers have each window, 0 for none, in the proportion of the model's."""
+    model = run.config["model"]
+    windows = model.get("windows") or [0]
+    leading, each = (model.get(key, 0) for key in ("leading_dense_layers", "dense_layers_per_site"))
+    layers = leading + model["sites"] * (1 + each)
+    return Counter(windows[layer % len(windows)] for layer in range(layers))
+
+
+def held_by_step(run: RunFiles, window: int = 0) -> list[int]:
+    """How many tokens the running sequences hold at the end of each step, from ``tokens`` alone.
+
+    Only those in a window of each sequence's last ones are counted; 0: all.
+    """
     rows = run.tokens.sort("step", "sequence")
     most: dict[int, int] = {}
     for row in rows.iter_rows(named=True):
@@ -50,7 +71,7 @@ def held_by_step(run: RunFiles) -> list[int]:
         for row in of_step.iter_rows(named=True):
             sequence = row["sequence"]
             now[sequence] = max(now.get(sequence, 0), before[sequence] + _reached(row))
-        found.append(sum(now.values()))
+        found.append(sum(min(tokens, window or tokens) for tokens in now.values()))
         now = {sequence: tokens for sequence, tokens in now.items() if last_step[sequence] != step}
     return found
 
@@ -61,11 +82,16 @@ def _reached(row: Mapping[str, int]) -> int:
     return row["position"] + 1 + wrong
 
 
-def _why_not(told: pl.DataFrame, held: list[int]) -> str | None:
-    """What is wrong with the ledger of the steps; None where it can be."""
+def _why_not(told: pl.DataFrame, held: list[int], units: list[int]) -> str | None:
+    """What is wrong with the ledger of the steps; None where it can be.
+
+    ``units`` has for each step the tokens that all layers hold.
+    """
     if told["tokens"].to_list() != held:
         return "tokens of ledger.parquet that tokens.parquet does not have"
-    if not (told["kv_bytes"] * told["tokens"][0] == told["tokens"] * told["kv_bytes"][0]).all():
+    first = told["kv_bytes"][0]
+    sizes = zip(told["kv_bytes"].to_list(), units, strict=True)
+    if any(size * units[0] != count * first for size, count in sizes):
         return "kv_bytes that are not in the proportion of tokens"
     # Signs, because a product of such numbers of bytes does not fit 64 bits.
     changes = (told[name].diff().sign() for name in ("slot_bytes", "kv_bytes"))

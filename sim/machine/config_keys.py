@@ -34,6 +34,11 @@ MORE = (
     "moe_layer_end_index",
     "moe_layer_interval",
     "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "attention_chunk_size",
+    "max_position_embeddings",
     "attention_bias",
     "qkv_bias",
     "use_bias",
@@ -62,7 +67,6 @@ MORE = (
 NO_SIZE = (
     "_name_or_path",
     "architectures",
-    "attention_chunk_size",
     "attention_dropout",
     "activation_dropout",
     "activation_function",
@@ -103,8 +107,6 @@ NO_SIZE = (
     "logits_scaling",
     "attention_multiplier",
     "residual_multiplier",
-    "max_position_embeddings",
-    "max_window_layers",
     "moe_eval_capacity_token_fraction",
     "moe_capacity",
     "moe_norm_min",
@@ -146,7 +148,6 @@ NO_SIZE = (
     "sep_token_id",
     "seq_aux",
     "shared_expert_gate",
-    "sliding_window",
     "swiglu_alpha",
     "swiglu_limit",
     "topk_group",
@@ -154,10 +155,13 @@ NO_SIZE = (
     "torch_dtype",
     "transformers_version",
     "use_cache",
-    "use_sliding_window",
 )
-FULL_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Layer types whose attention has the same weights."""
+WINDOW_OF = {
+    "full_attention": None,
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+}
+"""Layer types whose attention has the same weights, and the key of how far back each sees."""
 SIDES = ("encoder", "decoder")
 TOP_K_OF = {"switch_transformers": 1, "nllb-moe": 2}
 """Top-k by ``model_type``, where it stands in the model's code and not in its configuration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,8 +14,9 @@ from sim.values.units import GIB, gib
 class StepLimits(Protocol):
     """The most that the steps of a run need (`sim.workload.steps.Limits`).
 
-    ``tokens`` are those of all sequences that run at once, ``rows`` those of one step,
-    ``kept_tokens`` those that are held to be reused.
+    ``tokens`` are those of all sequences that run at once, and ``tokens_in`` those that are in a
+    window of their sequence's last ones (0: all). ``rows`` are those of one step, ``kept_tokens``
+    those that are held to be reused.
     """
 
     @property
@@ -23,6 +25,7 @@ class StepLimits(Protocol):
     def rows(self) -> int: ...
     @property
     def kept_tokens(self) -> int: ...
+    def tokens_in(self, window: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def make_ledger(
     caches = [link.page_cache for link in hardware.links if hardware.is_unified]
     return Ledger(
         dense_bytes=model.dense_bytes - sum(blocks) + dense_slots * max(blocks, default=0),
-        kv_bytes=limits.tokens * model.kv_bytes_per_token,
+        kv_bytes=kv_bytes(model, limits),
         activation_bytes=limits.rows
         * 2
         * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
@@ -90,6 +93,15 @@ def make_ledger(
         prefix_bytes=limits.kept_tokens * model.kv_bytes_per_token,
         page_cache_bytes=sum(gib(cache.capacity_gib) for cache in caches if cache is not None),
     )
+
+
+def kv_bytes(model: Model, limits: StepLimits, sites: Iterable[int] | None = None) -> int:
+    """The most bytes of keys and values of ``sites``, or of all.
+
+    Each layer's are allocated for the step in which they are most (contract C82).
+    """
+    by_window = model.kv_bytes_by_window(sites)
+    return sum(size * limits.tokens_in(window) for window, size in by_window.items())
 
 
 def full_ledger(ledger: Ledger, hardware: Hardware) -> Ledger:

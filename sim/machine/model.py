@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -69,6 +70,8 @@ class Model:
       replayed and the model whose sizes these are.
     - ``whole`` has the sites, experts and top-k of the published model with these sizes. It is None
       where they are not known (``sim.setup.whole`` looks them up in ``conf/model``).
+    - ``windows`` says to how many of the last tokens each layer attends, 0 for all of them. It is
+      repeated over the layers of the model; layers that draft are like the last one.
     - ``stored`` is the precision of the published weights: an expert served in it has lost nothing.
       It matters where it is none of ``AS_STORED``.
     """
@@ -104,6 +107,7 @@ class Model:
     whole: tuple[int, int, int] | None = None
     draft_sites: int = 0
     fused_gate: bool = False
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -152,6 +156,7 @@ class Model:
                 f"model.latent={self.latent!r} must be null or a section with its _target_"
             )
         self._check_layers()
+        self._check_windows()
         if (self.gates_of is None) != (self.sizes_of is None):
             raise ValueError(
                 f"model {self.name}: give both gates_of and sizes_of (a transplant), or neither"
@@ -180,6 +185,17 @@ class Model:
                 f"model {self.name}: leading_dense_layers={self.leading_dense_layers} and"
                 f" latent={self.latent} do not go with encoder_sites={self.encoder_sites}; use"
                 " dense_layers_per_site"
+            )
+
+    def _check_windows(self) -> None:
+        # A list in a file, and a tuple here: a model is compared and may be a key.
+        object.__setattr__(self, "windows", tuple(self.windows))
+        for window in self.windows:
+            require_number("model.windows", window, whole=True)
+        if self.encoder_sites and any(self.windows):
+            raise ValueError(
+                f"model {self.name}: windows={list(self.windows)} do not go with"
+                f" encoder_sites={self.encoder_sites}; set model.windows=[]"
             )
 
     @property
@@ -317,6 +333,15 @@ class Model:
         """How many layers belong to a site: its own, and those without experts before it."""
         return 1 + self.dense_layers_per_site + (self.leading_dense_layers if site == 0 else 0)
 
+    def windows_at(self, site: int) -> tuple[int, ...]:
+        """To how many tokens each layer of a site attends, 0 for all of them."""
+        count = self.layers_at(site)
+        if not self.windows:
+            return (0,) * count
+        own = min(site, self.own_sites - 1)
+        end = self.leading_dense_layers + (own + 1) * (1 + self.dense_layers_per_site)
+        return tuple(self.windows[n % len(self.windows)] for n in range(end - count, end))
+
     def block_params(self, site: int) -> int:
         """The parameters of a site's dense block: all of its layers but the routed experts."""
         crosses = self.encoder_sites > 0 and not self.is_encoder(site)
@@ -379,12 +404,28 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """The cached bytes of one token over all layers that cache.
+        """The cached bytes of one token over all layers that cache, while it is in all windows.
 
         An encoder's layers cache nothing. A prompt's tokens are cached by the decoder's
         cross-attention.
         """
         return sum(map(self.site_kv_bytes, range(self.sites)))
+
+    def kv_bytes_by_window(self, sites: Iterable[int] | None = None) -> dict[int, int]:
+        """The cached bytes of one token over the layers with each window, those of ``sites`` or all.
+
+        A layer keeps as many of a sequence's last tokens as its window has; 0 stands for all.
+        """
+        found: dict[int, int] = {}
+        for site in range(self.sites) if sites is None else sites:
+            for window in () if self.is_encoder(site) else self.windows_at(site):
+                found[window] = found.get(window, 0) + self.layer_kv_bytes
+        return found
+
+    def kv_bytes(self, tokens: int) -> int:
+        """The cached bytes of a sequence of so many tokens."""
+        by_window = self.kv_bytes_by_window().items()
+        return sum(size * min(tokens, window or tokens) for window, size in by_window)
 
     def site_kv_bytes(self, site: int) -> int:
         """The cached bytes of one token over a site's layers."""

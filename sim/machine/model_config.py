@@ -6,12 +6,12 @@ Every key is either read, or known to change no size, or refused: an unknown key
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from sim.machine.config_keys import FULL_ATTENTION, MORE, NO_SIZE, READ, SIDES, TOP_K_OF
+from sim.machine.config_keys import MORE, NO_SIZE, READ, SIDES, TOP_K_OF, WINDOW_OF
 from sim.machine.model import LatentAttention, Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
@@ -96,6 +96,7 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             vocab=_number(config, "vocab", name),
             tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0)),
             stored=_stored(config),
+            windows=_windows(config, leading + sites * (1 + per_site), name),
             source=source,
         )
         return replace(model, dense_bits=_dense_bits(model))
@@ -137,9 +138,9 @@ def _check_known(config: Config, name: str) -> None:
             " the file those that do not, or write conf/model/NAME.yaml by hand (docs/machines.md)"
         )
     types = set(config.get("layer_types") or ())
-    if types - FULL_ATTENTION:
+    if types - WINDOW_OF.keys():
         raise ConfigError(
-            f"{name}: layer_types has {', '.join(sorted(types - FULL_ATTENTION))}; only layers of"
+            f"{name}: layer_types has {', '.join(sorted(types - WINDOW_OF.keys()))}; only layers of"
             " full or sliding attention have the sizes that are computed here"
         )
 
@@ -193,6 +194,53 @@ def _latent(config: Config) -> LatentAttention | None:
         return None
     names = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     return LatentAttention(*(_optional(config, key) for key in names))
+
+
+def _windows(config: Config, layers: int, name: str) -> tuple[int, ...]:
+    """``Model.windows``, as the shortest pattern that repeats.
+
+    A window that no text of the model is longer than is none.
+    """
+    longest = _optional(config, "max_position_embeddings")
+    found = [
+        window if not longest or window < longest else 0
+        for window in (_window(config, of, name) for of in _layer_types(config, layers, name))
+    ]
+    if not any(found):
+        return ()
+    repeats = (n for n in range(1, layers) if found[n:] == found[:-n])
+    return tuple(found[: next(repeats, layers)])
+
+
+def _window(config: Config, layer_type: str, name: str) -> int:
+    key = WINDOW_OF[layer_type]
+    if key is None:
+        return 0
+    if not (window := _optional(config, key)):
+        raise ConfigError(f"{name}: its layers have {layer_type}, and {key} is not given")
+    return window
+
+
+def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
+    """What each layer attends to; where no key says it, what transformers takes it to be."""
+    if given := config.get("layer_types"):
+        if len(given) != layers:
+            raise ConfigError(f"{name}: layer_types has {len(given)} entries for {layers} layers")
+        return [str(one) for one in given]
+    kind, sliding = str(config.get("model_type")), "sliding_attention"
+    if kind == "gpt_oss":
+        return [("full_attention", sliding)[n % 2 == 0] for n in range(layers)]
+    says = config.get("use_sliding_window", not kind.startswith("qwen"))
+    if not says or not _optional(config, "sliding_window"):
+        return ["full_attention"] * layers
+    if (first := config.get("max_window_layers")) is None:
+        return [sliding] * layers
+    if kind == "dots1":
+        return ["full_attention" if n < first else sliding for n in range(layers)]
+    raise ConfigError(
+        f"{name}: use_sliding_window with max_window_layers={first} means other layers in one model"
+        " than in another; add layer_types, a list that says what each layer attends to"
+    )
 
 
 def _other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,8 @@ class Roofline:
 
     - A step of several sequences is charged attention as if each had an equal share of the rows and
       the longest context of them all. Prefill's causal attention reads half its own rows on
-      average. The LM head runs for the last row of each sequence, and for every decoded row.
+      average. A layer with a window attends to no more tokens, and reads those of all its rows. The
+      LM head runs for the last row of each sequence, and for every decoded row.
     - ``site_bytes[precision][site]`` is given where a variant's bytes differ between sites; its
       work is then in proportion to them.
     - ``active_share`` is the share of an expert's moved weights that one token reads (FloE's sparse
@@ -84,7 +86,7 @@ class Roofline:
         # Sites of equal layers cost the same. Of each kind of site _kinds has the first one;
         # _kind_of has the number of each site's kind.
         alike = [
-            (model.block_params(s), model.layers_at(s), model.is_encoder(s))
+            (model.block_params(s), model.windows_at(s), model.is_encoder(s))
             for s in range(model.sites)
         ]
         self._kinds = sorted(alike.index(kind) for kind in set(alike))
@@ -141,17 +143,21 @@ class Roofline:
         An encoder's rows attend to all of their prompt. Several rows, and contexts beyond a table of
         measured times, take no less than the table says, and no less than the formula.
         """
-        least_ns = 0
+        least_ns, windows = 0, self.model.windows_at(site)
         if self._measured is not None and self._measured.dense_us:
-            least_ns = self._measured.dense_ns(self.model.block_params(site), context)
-            if rows == 1 and context <= self._measured.dense_us[-1][0]:
+            seen = sum(min(context, window or context) for window in windows) // len(windows)
+            least_ns = self._measured.dense_ns(self.model.block_params(site), seen)
+            if rows == 1 and seen <= self._measured.dense_us[-1][0]:
                 return least_ns
         m, compute = self.model, self.hardware.compute
-        layers, encodes = m.layers_at(site), m.is_encoder(site)
-        attended = context - (0 if encodes else (rows / sequences - 1) / 2)
+        layers, encodes, each = len(windows), m.is_encoder(site), rows / sequences
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
-        flops = 2 * rows * params + layers * rows * attended * m.attention_flops
-        kv_bytes = sequences * layers * m.layer_kv_bytes * context
+        flops, kv_bytes = float(2 * rows * params), 0.0
+        for window, count in Counter(windows).items():
+            attended = context if encodes else _attended(context, each, window)
+            read = min(context, window + each - 1) if window else context
+            flops += count * rows * attended * m.attention_flops
+            kv_bytes += sequences * count * m.layer_kv_bytes * read
         launches = (
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
@@ -283,3 +289,11 @@ class Roofline:
         pages = self.hardware.links[link].page_cache
         assert pages is not None
         return pages.kept_ns(moved_bytes) + self._search_ns(link)
+
+
+def _attended(context: int, rows: float, window: int) -> float:
+    """To how many tokens the last ``rows`` of so many attend, on average; 0: no window."""
+    beyond = min(max(context - window, 0), rows) if window else 0
+    # The last row has this many too many without a window, each before it one fewer.
+    too_many = beyond * (context - window) - beyond * (beyond - 1) / 2
+    return context - (rows - 1) / 2 - too_many / rows

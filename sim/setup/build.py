@@ -123,7 +123,7 @@ def build(
         parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
     kv_room = None
     if parts.workload.kv_allocation == GROWING:
-        kv_room = KvRoom(workload, model.kv_bytes_per_token)
+        kv_room = KvRoom(workload, model.kv_bytes_by_window())
     try:
         controller = make_controller(geometry, parts, kv_room)
     except CapacityError as error:
@@ -230,6 +230,7 @@ def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
         speculation=steps.speculation,
         blocks=tuple(one.blocks for one in steps.told),
         tiers=steps.tiers(parts.model.kv_bytes_per_token),
+        windows=parts.model.windows,
     )
     if is_timed(steps.arrivals_per_s, steps.arrivals_ns):
         return make()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -17,6 +17,9 @@ from sim.values.fields import HEADER_FILE
 from sim.values.places import CONF, ROOT
 from sim.values.units import GIB, MIB
 from sim.verbs.names import names, nearest, of_file, read
+
+if TYPE_CHECKING:  # numpy comes with it, and each kind of line imports what it needs
+    from sim.machine.model import Model
 
 Row = tuple[str, ...]
 Section = Mapping[str, Any]
@@ -49,7 +52,6 @@ def machine_row(name: str, config: Section, about: str) -> Row:
 
 
 def model_row(name: str, config: Section, about: str) -> Row:
-    from sim.machine.model import Model
     from sim.setup.sections import make_object
     from sim.setup.whole import with_whole
 
@@ -63,9 +65,15 @@ def model_row(name: str, config: Section, about: str) -> Row:
         f"{model.total_params / 1e9:.4g} B",
         f"{model.expert_bytes('fp16') / MIB:.4g} MiB",
         f"{experts:.4g} GiB",
-        f"{model.kv_bytes_per_token / 1024:.4g} KiB",
+        _kv(model),
         model.source + label,
     )
+
+
+def _kv(model: Model) -> str:
+    """The bytes of keys and values of a token; in brackets those that it keeps beyond all windows."""
+    each, beyond = model.kv_bytes_per_token, model.kv_bytes_by_window().get(0, 0)
+    return f"{each / 1024:.4g} KiB" + (f" ({beyond / 1024:.4g})" if beyond < each else "")
 
 
 def workload_row(name: str, config: Section, about: str) -> Row:

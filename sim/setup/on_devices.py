@@ -16,7 +16,7 @@ from sim.machine.devices import COPIES, OWN, SHARED, Devices, each_alone, faster
 from sim.machine.devices_costs import InStep, OnLayers, OnOwners, Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
-from sim.machine.ledger import Ledger, check_ledger, full_ledger, make_ledger
+from sim.machine.ledger import Ledger, check_ledger, full_ledger, kv_bytes, make_ledger
 from sim.machine.model import Model
 from sim.machine.precision import PRECISIONS
 from sim.setup.parts import Parts
@@ -137,7 +137,6 @@ def _dealt_ledgers(
     blocks = [model.block_bytes(site) for site in range(model.sites)]
     head_bytes = -(-model.head_params * round(model.dense_bits * 1000) // 8000)
     rest_bytes = max(0, model.dense_bytes - sum(blocks) - head_bytes)
-    kv_bytes = limits.tokens * model.layer_kv_bytes
     found = []
     for device, machine in enumerate(each_alone(hardware)):
         sites = [site for site, mine in enumerate(of) if mine == device]
@@ -147,7 +146,7 @@ def _dealt_ledgers(
             replace(
                 full_ledger(ledger, machine),
                 dense_bytes=dense_bytes,
-                kv_bytes=kv_bytes * sum(map(model.layers_at, sites)),
+                kv_bytes=kv_bytes(model, limits, sites),
                 slot_bytes=by_device[device],
                 draft_bytes=ledger.draft_bytes * (device == head),
             )

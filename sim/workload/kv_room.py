@@ -6,6 +6,8 @@ have the rest of that memory meanwhile (contract C174).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sim.workload.steps import Workload
 
 ONCE, GROWING = "once", "growing"
@@ -13,15 +15,17 @@ ALLOCATIONS = (ONCE, GROWING)
 
 
 class KvRoom:
-    """The keys and values of ``workload`` at each step, of so many bytes a token.
+    """The keys and values of ``workload`` at each step.
 
+    ``by_window`` has the bytes that a token takes in the layers with each window (0: no window).
     Steps are read in order, as far as they are asked for, so that a timed run may still compose
     the others.
     """
 
-    def __init__(self, workload: Workload, kv_bytes_per_token: int) -> None:
-        self._workload, self._token_bytes = workload, kv_bytes_per_token
+    def __init__(self, workload: Workload, by_window: Mapping[int, int]) -> None:
+        self._workload, self._by_window = workload, by_window
         self._tokens: list[int] = []
+        self._bytes: list[int] = []
         self._of: dict[int, int] = {}
 
     def tokens(self, step: int) -> int:
@@ -34,14 +38,23 @@ class KvRoom:
             for sequence, tokens in self._workload.tokens_at(later):
                 self._of[sequence] = max(tokens, self._of.get(sequence, 0))
             self._tokens.append(sum(self._of.values()))
+            self._bytes.append(
+                sum(
+                    size * sum(min(tokens, window or tokens) for tokens in self._of.values())
+                    for window, size in self._by_window.items()
+                )
+            )
             for sequence in later.ends:
                 del self._of[sequence]
         return self._tokens[step]
 
     def kv_bytes(self, step: int) -> int:
         """The bytes of all keys and values at the end of a step."""
-        return self.tokens(step) * self._token_bytes
+        self.tokens(step)
+        return self._bytes[step]
 
     def spare_bytes(self, step: int) -> int:
-        """What they leave of the bytes that they take in the run's fullest step."""
-        return (self._workload.limits.tokens - self.tokens(step)) * self._token_bytes
+        """What they leave of the bytes that each layer takes in its fullest step."""
+        limits = self._workload.limits
+        most = sum(size * limits.tokens_in(window) for window, size in self._by_window.items())
+        return most - self.kv_bytes(step)

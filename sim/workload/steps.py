@@ -7,8 +7,8 @@ workload with one reused gate object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,13 +33,19 @@ __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"
 class Limits:
     """The most that a machine must hold, whenever the requests arrive.
 
-    ``tokens`` counts the tokens so far of all sequences that run at the same time; ``rows`` are
-    those of one step. ``kept_tokens`` are those that the device holds to be reused.
+    ``tokens`` counts the tokens so far of all sequences that run at the same time; ``in_windows``
+    has of each window how many of them are among their sequence's last ones. ``rows`` are those of
+    one step. ``kept_tokens`` are those that the device holds to be reused.
     """
 
     tokens: int
     rows: int
     kept_tokens: int
+    in_windows: Mapping[int, int] = field(default_factory=dict)
+
+    def tokens_in(self, window: int) -> int:
+        """The most tokens in so long a window of their sequences; 0: all of them."""
+        return self.in_windows[window] if window else self.tokens
 
 
 class Schedule:
@@ -80,6 +86,7 @@ class Workload(StepColumns):
     - ``speculation``: tokens are drafted, and checked together (`sim.workload.speculation`).
     - ``blocks`` are those of each prompt, in the order of the sequences' numbers, and ``tiers``
       hold them (`sim.workload.prefixes`).
+    - ``windows`` are those of the model's layers: what they hold is a part of ``limits``.
     - Up to ``lookahead`` sites ahead are forecast, with ``norm`` (``raw`` or ``renormed``).
     - The attribute ``gate_inputs`` may be set, for predictors that read them.
 
@@ -110,6 +117,7 @@ class Workload(StepColumns):
         speculation: Speculation = NO_DRAFTS,
         blocks: Sequence[Blocks] = (),
         tiers: Tiers | None = None,
+        windows: Sequence[int] = (),
     ) -> None:
         self.trace = trace
         self.sites, self.experts, self.top_k = (
@@ -121,7 +129,7 @@ class Workload(StepColumns):
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
         self.lengths, self.speculation = lengths or Lengths(), speculation
-        self.tiers = tiers
+        self.tiers, self._windows = tiers, sorted({window for window in windows if window})
         check_batching(
             batching,
             together,
@@ -250,7 +258,10 @@ class Workload(StepColumns):
         if self.is_timed:
             last = first + count - 1
             longest = np.sort(self._tokens_so_far[last])[::-1][: self.together]
-            self.limits = Limits(int(longest.sum()), batcher.most_rows, self._kept_tokens)
+            in_windows = {n: int(np.minimum(longest, n).sum()) for n in self._windows}
+            self.limits = Limits(
+                int(longest.sum()), batcher.most_rows, self._kept_tokens, in_windows
+            )
             self._place = []
             return
         place: list[int] = []
@@ -343,11 +354,16 @@ class Workload(StepColumns):
         order = np.lexsort((tokens, step, sequence))
         step, sequence, tokens = step[order], sequence[order], tokens[order]
         is_first = np.diff(sequence, prepend=-1) != 0
-        more = np.where(is_first, tokens, np.diff(tokens, prepend=0))
-        held = np.bincount(step, np.maximum(more, 0), len(self.steps) + 1)
         is_last = np.append(is_first[1:], True)
-        held -= np.bincount(step[is_last] + 1, tokens[is_last], len(self.steps) + 1)
-        return Limits(round(held.cumsum().max()), max(counts), self._kept_tokens)
+
+        def most(tokens: NDArray[np.int64]) -> int:
+            more = np.where(is_first, tokens, np.diff(tokens, prepend=0))
+            held = np.bincount(step, np.maximum(more, 0), len(self.steps) + 1)
+            held -= np.bincount(step[is_last] + 1, tokens[is_last], len(self.steps) + 1)
+            return round(float(held.cumsum().max()))
+
+        in_windows = {n: most(np.minimum(tokens, n)) for n in self._windows}
+        return Limits(most(tokens), max(counts), self._kept_tokens, in_windows)
 
     @cached_property
     def whole_prompts(self) -> frozenset[int]:

@@ -13,7 +13,12 @@ import pytest
 
 from sim.answers import whatif_questions
 from sim.answers.whatif import BreakEven
-from sim.answers.whatif_questions import QUESTIONS, held_bits, once_allocated
+from sim.answers.whatif_questions import (
+    QUESTIONS,
+    held_bits,
+    once_allocated,
+    tokens_that_fill,
+)
 from sim.machine.ledger import Ledger
 from sim.study.trials import Trial
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
@@ -25,9 +30,11 @@ class Cached:
 
     kv_bits: float = 16
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return int(10 * self.kv_bits)
+    def kv_bytes_by_window(self) -> dict[int, int]:
+        return {0: int(10 * self.kv_bits)}
+
+    def kv_bytes(self, tokens: int) -> int:
+        return tokens * int(10 * self.kv_bits)
 
 
 def trial_of(**summary: object) -> Trial:
@@ -248,7 +255,7 @@ def test_slots_allocated_once_have_their_share_at_each_context() -> None:
 
 def kv_fills(sequences: int, model: Cached, monkeypatch: pytest.MonkeyPatch) -> BreakEven:
     """Of 12,000 bytes 800 are slots' and 400 others': 11,600 are left for keys and values."""
-    kv_bytes = sequences * 20 * model.kv_bytes_per_token
+    kv_bytes = sequences * model.kv_bytes(20)
     ledger = Ledger(400, kv_bytes, 0, 800, 0, 0, 0, 0, 0, 0)
     asked: list[list[str]] = []
 
@@ -272,14 +279,29 @@ def test_keys_and_values_fill_what_all_but_the_slots_leave(monkeypatch: pytest.M
         20.2,
         40.0,
         72.5,
-        "1,024 tokens of context take as many bytes as 273 slots a layer; keys and values alone fill"
-        " the memory at 72 tokens (136 at 8.5 bits, 258 at 4.5 bits)",
+        "1,024 more tokens of context take as many bytes as 273 slots a layer; keys and values alone"
+        " fill the memory at 72 tokens (136 at 8.5 bits, 258 at 4.5 bits)",
     )
+
+
+def test_a_sequence_fills_memory_more_slowly_once_its_windows_are_full() -> None:
+    """160 B a token up to 10 tokens, 110 up to 30, then 100 for ever; and none beyond a window."""
+    model: Any = SimpleNamespace(kv_bytes_by_window=lambda: {30: 10, 0: 100, 10: 50})
+    assert [tokens_that_fill(size, model) for size in (0, 800, 1600, 1710, 3800, 3900)] == [
+        0,
+        5,
+        10,
+        11,
+        30,
+        31,
+    ]
+    model = SimpleNamespace(kv_bytes_by_window=lambda: {30: 10})
+    assert [tokens_that_fill(size, model) for size in (299, 300, 301)] == [29.9, 30, inf]
 
 
 def test_several_sequences_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kv_fills(2, Cached(4.5), monkeypatch).told == (
-        "1,024 tokens of context of each of 2 sequences take as many bytes as 154 slots a layer;"
+        "1,024 more tokens of context of each of 2 sequences take as many bytes as 154 slots a layer;"
         " keys and values alone fill the memory at 129 tokens"
     )
 

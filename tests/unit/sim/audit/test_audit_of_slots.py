@@ -243,10 +243,10 @@ def test_tokens_that_are_held_are_those_of_running_sequences_at_their_furthest()
 
 @pytest.mark.parametrize(
     ("workload", "plan"),
-    [({}, [120]), ({"arrivals_per_s": 2.0}, []), ({"arrivals_s": [0.0, 1.0]}, [])],
+    [({}, [Between(120, 120)]), ({"arrivals_per_s": 2.0}, []), ({"arrivals_s": [0.0, 1.0]}, [])],
 )
 def test_slots_have_what_the_tokens_leave_and_what_was_planned_where_all_are_there(
-    workload: dict[str, Any], plan: list[int]
+    workload: dict[str, Any], plan: list[Between]
 ) -> None:
     """120 B in all, of which six tokens take 60 and one takes 10; up to four pools round down."""
     rules = list(growth.rules(shrinking(workload=workload)))
@@ -271,3 +271,37 @@ def test_a_ledger_that_disagrees_with_itself_or_the_tokens_is_told(
     change: dict[str, list[int]], why: str
 ) -> None:
     assert given(growth.rules(shrinking(LEDGER | change))) == {"budget.growing.least_bytes": why}
+
+
+def windowed(kv_bytes: list[int], *windows: int, plan: int = 60) -> list[Any]:
+    """The rules of a run of four layers whose windows are a pattern; at most 60 B of slots."""
+    held = {"kv_bytes": kv_bytes, "slot_bytes": [plan + 60 - size for size in kv_bytes]}
+    run = shrinking(LEDGER | held, workload={})
+    run.config["model"] = {**run.config["model"], "sites": 4, "windows": list(windows)}
+    return list(growth.rules(run))
+
+
+def test_layers_with_a_window_hold_the_last_tokens_of_each_sequence_only() -> None:
+    """Of 2, 2 + 2, 3 + 3, 4 and 1 tokens the last two: 2, 4, 4, 2 and 1, which half the layers hold."""
+    assert growth.held_by_step(files(), 2) == [2, 4, 4, 2, 1]
+    rules = windowed([20, 40, 50, 30, 10], 2, 0)
+    assert [type(given([one])[one.key]) for one in rules] == [Between] * 4
+    assert given(windowed([20, 40, 51, 30, 10], 2, 0)) == {
+        "budget.growing.least_bytes": "kv_bytes that are not in the proportion of tokens"
+    }
+    assert given(windowed([20, 40, 60, 40, 10], 2, 0)) == given(
+        windowed([20, 40, 51, 30, 10], 2, 0)
+    ), "as if no layer had a window"
+
+
+def test_layers_that_are_fullest_in_different_steps_leave_a_little_in_each() -> None:
+    """One sequence of five tokens, then two of two: layers hold 5 or 4, of the last two 2 or 4."""
+    run = files(workload={})
+    rows = [(0, 0, 4), (1, 1, 1), (1, 2, 1)]
+    tokens = pl.DataFrame(rows, ["step", "sequence", "position"], orient="row")
+    ledger = {"tokens": [5, 4], "kv_bytes": [70, 80], "slot_bytes": [20, 10]}
+    run = replace(run, tokens=tokens, ledger=pl.DataFrame(ledger))
+    run.config["model"] = {**run.config["model"], "sites": 2, "windows": [2, 0]}
+    (plan,) = [one.expected for one in growth.rules(run) if "plan" in getattr(one, "text", "")]
+    assert isinstance(plan, Between)
+    assert plan.high - plan.low == 10, "what 5 and 4 take, of which 4 and 4 is the most at once"

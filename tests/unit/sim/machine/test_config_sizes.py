@@ -92,11 +92,46 @@ def test_a_plain_configuration_gives_every_size() -> None:
             {"other_site_params": 16, "other_params": 18},
         ),
         # 32 biases of attention, 4 sinks, 4 biases of the router; an expert's 2 x 16 + 8.
-        ({"model_type": "gpt_oss"}, {"other_site_params": 40, "expert_biases": 40}),
         (
-            {"model_type": "gpt_oss", "attention_bias": False},
-            {"other_site_params": 8, "expert_biases": 40},
+            {"model_type": "gpt_oss", "sliding_window": 7},
+            {"other_site_params": 40, "expert_biases": 40, "windows": (7, 0)},
         ),
+        (
+            {"model_type": "gpt_oss", "sliding_window": 7, "attention_bias": False},
+            {"other_site_params": 8, "expert_biases": 40, "windows": (7, 0)},
+        ),
+        # Windows: where layers say so, by the shortest pattern; else of all, or as the kind has it.
+        ({"sliding_window": 7}, {"windows": (7,)}),
+        ({"sliding_window": 7, "use_sliding_window": False}, {}),
+        ({"sliding_window": 7, "model_type": "qwen3_moe"}, {"other_site_params": 6}),
+        ({"sliding_window": 7, "max_position_embeddings": 8}, {"windows": (7,)}),
+        ({"sliding_window": 7, "max_position_embeddings": 7}, {}),
+        ({"sliding_window": 7, "layer_types": ["full_attention"] * 6}, {}),
+        (
+            {
+                "sliding_window": 7,
+                "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+            },
+            {"windows": (7, 7, 0)},
+        ),
+        (
+            {"sliding_window": 7, "layer_types": ["full_attention", *["sliding_attention"] * 5]},
+            {"windows": (0, 7, 7, 7, 7, 7)},
+        ),
+        (
+            {
+                "attention_chunk_size": 9,
+                "layer_types": [
+                    "chunked_attention" if n != 3 else "full_attention" for n in range(6)
+                ],
+            },
+            {"windows": (9, 9, 9, 0)},
+        ),
+        (
+            {"sliding_window": 7, "model_type": "dots1", "max_window_layers": 4},
+            {"windows": (0, 0, 0, 0, 7, 7)},
+        ),
+        ({"sliding_window": 7, "model_type": "dots1", "max_window_layers": 6}, {}),
         # Layers without experts.
         (
             {"first_k_dense_replace": 2, "moe_intermediate_size": 6},
@@ -205,6 +240,15 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
             f"nobody knows whether these keys change sizes: a=1, b={str([1] * 40)[:60]}; take",
         ),
         ({"layer_types": ["x", "full_attention", "m"]}, "layer_types has m, x; only"),
+        ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 entries for 6 layers"),
+        (
+            {"layer_types": ["sliding_attention"] * 6},
+            "its layers have sliding_attention, and sliding_window is not given",
+        ),
+        (
+            {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 4},
+            "max_window_layers=4 means other layers in one model than in another; add layer_types",
+        ),
         ({"hidden_size": True}, "hidden_size=True must be a whole number >= 0"),
         ({"hidden_size": 8.0}, "hidden_size=8.0 must be a whole number >= 0"),
         (

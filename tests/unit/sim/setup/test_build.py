@@ -38,7 +38,7 @@ def test_a_workload_has_all_that_its_sections_say_and_is_shared_unless_it_depend
         trace=SimpleNamespace(split="fit", exclude=["loops"], max_sequences=5),
         workload=steps,
         of_trace=lambda: SimpleNamespace(lookahead_sites=6),
-        model=SimpleNamespace(kv_bytes_per_token=7),
+        model=SimpleNamespace(kv_bytes_per_token=7, windows=(128, 0)),
     )
     trace: Any = "trace"
     shared = Shared()
@@ -60,6 +60,7 @@ def test_a_workload_has_all_that_its_sections_say_and_is_shared_unless_it_depend
         "speculation": "drafts",
         "blocks": ((1, 2),),
         "tiers": 8,
+        "windows": (128, 0),
     }
     assert _shared_workload(parts, trace, shared) is first
     steps.arrival_seed = 5

@@ -38,7 +38,7 @@ class Built:
         self.model = named(
             draft_sites=2,
             transplant=None,
-            kv_bytes_per_token=7,
+            kv_bytes_by_window=lambda: {0: 7},
             check_trace=lambda *given: self.seen.append(("check_trace", *given)),
         )
         self.parts = named(
@@ -232,7 +232,7 @@ def test_drafts_prefetches_growing_room_and_swap_are_made_where_they_are_asked_f
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
     assert made.seen[3] == ("drafts", 3)
     assert run.controller.loader.prefetch_budget == ("within_layer", 3)
-    assert run.controller.kv_room == run.kv_room == "room of 7"
+    assert run.controller.kv_room == run.kv_room == "room of {0: 7}"
     assert run.durations.paging == ("swap", 1000, made.model, "ledger")
     made.durations = named()
     run = build("cfg", "lru")  # type: ignore[arg-type]

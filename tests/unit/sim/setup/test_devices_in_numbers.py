@@ -18,17 +18,18 @@ from sim.setup.on_devices import (
     ledgers_on,
 )
 from sim.values.units import GIB
+from sim.workload.steps import Limits
 
 LEDGER = Ledger(10, 11, 5, 12, 13, 14, 6, 7, 50, 8)
-LIMITS: Any = SimpleNamespace(tokens=7, rows=2)
+LIMITS: Any = Limits(7, 2, 0)
 MODEL: Any = SimpleNamespace(
     sites=4,
     block_bytes=lambda site: 10 * (site + 1),
     head_params=100,
     dense_bits=4.5,
     dense_bytes=162,
-    layer_kv_bytes=3,
     layers_at=lambda site: 1 + site % 2,
+    kv_bytes_by_window=lambda sites: {0: sum(3 * (1 + site % 2) for site in sites)},
 )
 """Blocks of 10, 20, 30 and 40 bytes, a head of 57 (450 bits), and 5 bytes besides; the sites have
 1, 2, 1 and 2 layers.

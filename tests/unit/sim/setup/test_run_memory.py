@@ -14,6 +14,7 @@ import pytest
 from helpers.round_machine import machine, small
 from sim.machine.ledger import Ledger
 from sim.setup.run_memory import check_run_memory, left_bytes
+from sim.workload.steps import Limits
 
 LOADER: dict[str, Any] = {
     "overflows": True,
@@ -35,7 +36,7 @@ def controller(capacity: tuple[int, ...], silent: bool = True, **loader: Any) ->
 
 
 def limits(rows: int = 1) -> Any:
-    return SimpleNamespace(tokens=10, rows=rows, kept_tokens=0)
+    return Limits(10, rows, 0)
 
 
 def steps(is_timed: bool = False) -> Any:

@@ -19,7 +19,7 @@ KV = 10
 
 def room_of(trace: Trace, **options: Any) -> tuple[Workload, KvRoom]:
     workload = Workload(trace, **{"split": "all", "batching": "sequential"} | options)
-    return workload, KvRoom(workload, KV)
+    return workload, KvRoom(workload, {0: KV})
 
 
 def told(workload: Workload, room: KvRoom) -> list[int]:
@@ -62,7 +62,18 @@ def test_a_wrong_draft_is_held_and_its_place_is_not_held_twice() -> None:
     assert told(workload, room) == [3, 6, 7, 8, 8, 8]
 
 
-# Contracts: C174
+# Contracts: C174, C188
+def test_a_layer_with_a_window_holds_the_last_tokens_of_each_sequence() -> None:
+    """10 B a token without a window, 3 within the last four: at most 5 + 5 and 4 + 4 tokens."""
+    trace = make_trace({0: (3, 2), 1: (2, 3)})
+    workload = Workload(trace, split="all", batching="static", together=2, windows=(4, 0, 4))
+    room = KvRoom(workload, {0: 10, 4: 3})
+    assert told(workload, room) == [5, 7, 9, 5]
+    assert [room.kv_bytes(step) for step in range(4)] == [65, 70 + 21, 90 + 24, 50 + 12]
+    assert [room.spare_bytes(step) for step in range(4)] == [49, 23, 0, 52]
+
+
+# Contracts: C82, C174, C188
 @pytest.mark.parametrize("batching", ["recorded", "sequential", "static", "continuous"])
 def test_the_fullest_step_is_the_one_that_the_ledger_counts(batching: str) -> None:
     for seed in range(30):
@@ -74,7 +85,13 @@ def test_the_fullest_step_is_the_one_that_the_ledger_counts(batching: str) -> No
         if batching != "recorded":
             options["speculation"] = Speculation(draw.randint(0, 3), draw.random(), seed)
         options["lengths"] = Lengths(context=draw.choice([None, 11, 40]))
+        window = draw.choice([2, 4, 9])
+        options["windows"] = (0, window)
         workload, room = room_of(make_trace(lengths, seed), **options)
+        in_window = KvRoom(workload, {window: 1})
         assert max(told(workload, room)) == workload.limits.tokens
         assert min(room.spare_bytes(step.index) for step in workload.steps) == 0
+        held = [in_window.kv_bytes(step.index) for step in workload.steps]
+        assert max(held) == workload.limits.tokens_in(window)
+        assert min(in_window.spare_bytes(step.index) for step in workload.steps) == 0
         assert workload.steps[-1].ends

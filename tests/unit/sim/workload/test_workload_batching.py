@@ -256,6 +256,27 @@ def test_limits_hold_the_most_tokens_that_run_at_once_and_the_most_rows(
     )
 
 
+@pytest.mark.parametrize(
+    ("choices", "in_windows"),
+    [
+        ({}, {3: 3, 6: 6}),
+        ({"batching": "static", "together": 2}, {3: 6, 6: 12}),
+        ({"batching": "static", "together": 2, "arrivals": [0, 0, 1]}, {3: 6, 6: 12}),
+        ({"batching": "continuous", "together": 9, "arrivals": [0, 0, 1]}, {3: 8, 6: 14}),
+    ],
+)
+def test_limits_hold_the_most_tokens_in_each_window(
+    choices: dict[str, Any], in_windows: dict[int, int]
+) -> None:
+    """Of 8, 9 and 2 tokens; the third runs beside others only where time is not known."""
+    asked = {"batching": "sequential"} | choices
+    trace = make_trace({0: (2, 6), 1: (5, 4), 2: (1, 1)})
+    workload = Workload(trace, split="all", windows=(6, 0, 3, 6), **asked)
+    assert workload.limits.in_windows == in_windows
+    assert workload.limits.tokens_in(0) == workload.limits.tokens
+    assert workload.limits.tokens_in(3) == in_windows[3]
+
+
 def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
     """Two prompts have one row each: both sequences are never in one step, but both run."""
     trace = make_trace({0: (1, 1), 1: (1, 1)})

@@ -1,0 +1,169 @@
+"""Layers that attend to the last tokens only: what they keep, and how long they take."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helpers.round_machine import machine, small
+from sim.machine.ledger import kv_bytes, make_ledger
+from sim.machine.measured import Measured
+from sim.machine.model import LatentAttention, Model
+from sim.machine.roofline import Roofline
+from sim.setup.on_devices import ledgers_on
+from sim.values.types import Step
+from sim.workload.steps import Limits
+
+
+def step(rows: int, token: int, sequences: int = 1) -> Step:
+    return Step(0, 0, rows, tuple(range(sequences)), token, rows == sequences, (), (), (0, 1, 2))
+
+
+def test_a_pattern_repeats_over_all_layers_and_a_site_has_those_before_it() -> None:
+    """Two leading layers, then two of one site each: 0 1 | 2 3 | 4 5, the first site has four."""
+    model = small(
+        windows=[7, 0, 9], leading_dense_layers=2, dense_layers_per_site=1, dense_intermediate=5
+    )
+    assert [model.windows_at(site) for site in range(3)] == [(7, 0, 9, 7), (0, 9), (7, 0)]
+    assert model.windows == (7, 0, 9)
+    assert small().windows_at(1) == (0,)
+    assert small(windows=(7, 0)).with_drafts(2).windows_at(4) == (7,), "like the last of its own"
+
+
+# Contracts: C188
+def test_a_layer_keeps_no_more_tokens_of_a_sequence_than_its_window_has() -> None:
+    """A layer caches 16 B of a token; the first and the third have a window of 7."""
+    model = small(windows=(7, 0))
+    assert model.kv_bytes_by_window() == {7: 32, 0: 16}
+    assert model.kv_bytes_by_window([1, 2]) == {0: 16, 7: 16}
+    assert model.kv_bytes_per_token == 48
+    assert [model.kv_bytes(tokens) for tokens in (0, 6, 7, 8, 100)] == [
+        0,
+        6 * 48,
+        7 * 48,
+        7 * 32 + 8 * 16,
+        7 * 32 + 100 * 16,
+    ]
+    assert small().kv_bytes(100) == 4_800
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"windows": [7, -1]}, "model.windows=-1"),
+        ({"windows": [7, 0.5]}, r"model.windows=0.5"),
+        (
+            {"windows": [7], "encoder_sites": 1},
+            r"windows=\[7\] do not go with encoder_sites=1; set model.windows=\[\]",
+        ),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**changes)
+    assert not any(small(windows=[0], encoder_sites=1).windows)
+
+
+# Contracts: C82, C188
+def test_the_ledger_has_room_for_each_layer_in_its_fullest_step() -> None:
+    """Layers without a window hold 200 tokens at most, those with one 14, maybe in other steps."""
+    model, limits = small(windows=(7, 0)), Limits(200, 1, 5, {7: 14})
+    ledger = make_ledger(model, machine(), limits, slot_bytes=0)
+    assert ledger.kv_bytes == 14 * 32 + 200 * 16
+    assert ledger.prefix_bytes == 5 * 48, "a held prefix may end anywhere: all of it is kept"
+    assert kv_bytes(model, limits, [0, 2]) == 14 * 32
+
+
+# Contracts: C160, C188
+def test_a_device_keeps_what_its_own_layers_do() -> None:
+    two: Any = machine()
+    devices = type(
+        "Two",
+        (),
+        {
+            "has_layers": True,
+            "is_dealt": True,
+            "count": 2,
+            "others": {},
+            "links": "own",
+            "device_of": lambda self, model: (0, 1, 1),
+            "head": lambda self, model: 1,
+        },
+    )()
+    model, limits = small(windows=(7, 0)), Limits(200, 1, 0, {7: 14})
+    whole = make_ledger(model, two, limits, slot_bytes=0)
+    object.__setattr__(two, "devices", devices)
+    parts = ledgers_on(two, model, limits, whole, {0: 0, 1: 0})
+    assert [part.kv_bytes for part in parts] == [14 * 16, 200 * 16 + 14 * 16]
+
+
+LATENT = LatentAttention(query_rank=0, kv_rank=4, rope_dim=2, nope_dim=2, value_dim=2)
+
+
+def _model(draw: random.Random) -> Model:
+    leading = draw.choice([0, 2])
+    return small(
+        windows=[draw.choice([0, 1, 5, 30]) for _ in range(draw.randint(1, 4))],
+        heads=draw.choice([2, 20_000]),
+        latent=draw.choice([None, LATENT]),
+        leading_dense_layers=leading,
+        dense_intermediate=5 if leading else 0,
+    )
+
+
+# Contracts: C188
+@pytest.mark.parametrize("seed", range(40))
+def test_a_windows_attention_is_counted_row_by_row(seed: int) -> None:
+    """Each row sees its last tokens; all rows of a sequence together read what any of them sees."""
+    draw = random.Random(seed)
+    model = _model(draw)
+    sequences, each = draw.randint(1, 3), draw.randint(1, 40)
+    context = each + draw.choice([0, 1, 4, 100])
+    compute = machine().compute
+    for site, time in enumerate(
+        Roofline(model, machine(), ("fp16",)).dense_ns(step(each * sequences, context, sequences))
+    ):
+        pairs = read = 0
+        for window in model.windows_at(site):
+            seen = [
+                range(max(0, end - (window or end)), end)
+                for end in range(context - each + 1, context + 1)
+            ]
+            pairs += sum(map(len, seen))
+            read += len(set().union(*seen))
+        params, layers = model.block_params(site), model.layers_at(site)
+        assert time == pytest.approx(
+            compute.operation_ns(
+                2 * each * sequences * params + sequences * pairs * model.attention_flops,
+                params * model.dense_bits / 8 + sequences * read * model.layer_kv_bytes,
+                layers * compute.dense_launches + (layers - 1) * compute.expert_launches,
+            ),
+            abs=1,
+        )
+
+
+# Contracts: C81, C188
+def test_a_measured_layer_with_a_window_takes_the_time_of_the_context_that_it_sees() -> None:
+    """Measured at 1 and 101 tokens: 10 and 30 us, of layers of 240 parameters without windows."""
+    table = Measured(0.0, 240, dense_us=[[1, 10.0], [101, 30.0]])
+    times = Roofline(small(windows=(51, 0)), machine(measured=table), ("fp16",)).dense_ns(
+        step(1, 101)
+    )
+    assert list(times) == [20_000, 30_000, 20_000]
+
+
+def test_windows_that_no_sequence_reaches_change_nothing() -> None:
+    plain, wide = small(), small(windows=(500, 0))
+    for rows, token, sequences in ((1, 499, 1), (4, 100, 4), (60, 500, 2), (7, 7, 1)):
+        of = step(rows, token, sequences)
+        assert list(Roofline(plain, machine(), ("fp16",)).dense_ns(of)) == list(
+            Roofline(wide, machine(), ("fp16",)).dense_ns(of)
+        )
+    limits = Limits(400, 1, 0, {500: 400})
+    assert make_ledger(plain, machine(), limits, slot_bytes=0) == make_ledger(
+        wide, machine(), limits, slot_bytes=0
+    )
+    assert replace(wide, windows=()) == plain
