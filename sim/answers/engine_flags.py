@@ -55,6 +55,9 @@ REFUSED = {
     ("-nkvo", "--no-kv-offload"): "keys and values lie on the GPU here",
     ("-t", "--threads"): "the machine's file says what its CPU does (hardware.cpu)",
     ("-kvu", "--kv-unified"): "each of -np sequences has its own part of -c here",
+    ("--swa-full",): (
+        "layers with a window keep the window here; ++model.windows=[] keeps and reads all"
+    ),
     ("--moe-expert-cache", "--moe-expert-cache-inserts"): (
         "it is of a pull request; the engine's own is --moe-cache-mib, that of the pull request"
         " system=llama_cpp_cache_cpu"
