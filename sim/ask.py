@@ -25,6 +25,7 @@ from sim.answers.ask_fits import fit_beside
 from sim.answers.ask_gates import asked, dense_told
 from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
+from sim.machine.precision import in_four_bits
 from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
@@ -86,7 +87,8 @@ def _ask(words: Words) -> Found:
     common, gates, model = asked(words, context_tokens)
     common.append("budget=fit")
     stored = str(model.stored or "fp16")
-    precisions = own.get("precisions", f"{stored},q4_k_m").split(",")
+    both = dict.fromkeys((stored, in_four_bits(stored)))
+    precisions = own["precisions"].split(",") if "precisions" in own else list(both)
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
     common += _at_the_end_of(context_tokens, run)
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])

@@ -27,6 +27,7 @@ from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
 from sim.answers.serving import profiled, requests_of, written
 from sim.answers.serving_words import points_of, replay_command, told_of
+from sim.machine.precision import in_four_bits
 from sim.process.files import write_json
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
@@ -81,7 +82,7 @@ def _given(words: Words) -> tuple[list[str], str]:
         common = [*common, f"hardware.devices.state_bits={STATE_BITS}"]
     return [
         *common,
-        *([] if has_precision else ["precision=q4_k_m"]),
+        *([] if has_precision else [f"precision={in_four_bits(str(model.stored))}"]),
     ], f"{gates.told}; {dense_told(model)}"
 
 

@@ -69,3 +69,10 @@ AS_STORED = ("fp32", "fp16", "bf16")
 """Precisions in which most models are published: an expert served in one has lost nothing."""
 PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
 """Bits that a slot holds and a load moves, for each weight of an expert's three projections."""
+FOUR_BITS = "q4_k_m"
+"""The precision of most files in which people run a model that is published in more bits."""
+
+
+def in_four_bits(stored: str) -> str:
+    """The precision of such a file of a model: that in which it is ``stored``, where that has fewer."""
+    return min(FOUR_BITS, stored, key=PRECISION_BITS.__getitem__)

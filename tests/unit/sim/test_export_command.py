@@ -20,7 +20,7 @@ from sim.results.labels import Labels
 
 NAMES = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4"]
 WHO = "tiny_gates_half_mixtral on rtx4090_pcie4"
-MODEL = SimpleNamespace(dense_bits=16.0)
+MODEL = SimpleNamespace(stored="bf16", dense_bits=16.0)
 DENSE = "dense weights at 16 bits (++model.dense_bits=N)"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.precision import PRECISION_BITS, PRECISIONS, Precision
+from sim.machine.precision import PRECISION_BITS, PRECISIONS, Precision, in_four_bits
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,8 @@ def test_two_precisions_differ_by_projection() -> None:
     assert not Precision(1, 2, 1).is_uniform
     assert not Precision(2, 1, 1).is_uniform
     assert not Precision(1, 1, 1, ("up",)).is_uniform
+
+
+def test_a_file_of_four_bits_has_no_more_than_the_model_as_it_is_published() -> None:
+    named = ("fp32", "bf16", "fp8", "mxfp4", "int4", "q4_k_m")
+    assert [in_four_bits(name) for name in named] == [*["q4_k_m"] * 3, "mxfp4", "int4", "q4_k_m"]
