@@ -91,6 +91,8 @@ class Roofline:
         ]
         self._kinds = sorted(alike.index(kind) for kind in set(alike))
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
+        # Of each site how many layers have each window, 0 for none.
+        self._windows = [tuple(Counter(windows).items()) for _, windows, _ in alike]
         self._dense: dict[tuple[int, int, int, int], int] = {}
         self._tail: dict[tuple[int, int], int] = {}
         self._draft_layers = draft_layers
@@ -143,17 +145,17 @@ class Roofline:
         An encoder's rows attend to all of their prompt. Several rows, and contexts beyond a table of
         measured times, take no less than the table says, and no less than the formula.
         """
-        least_ns, windows = 0, self.model.windows_at(site)
+        m, compute, windows = self.model, self.hardware.compute, self._windows[site]
+        least_ns, layers = 0, m.layers_at(site)
         if self._measured is not None and self._measured.dense_us:
-            seen = sum(min(context, window or context) for window in windows) // len(windows)
-            least_ns = self._measured.dense_ns(self.model.block_params(site), seen)
+            seen = sum(n * min(context, window or context) for window, n in windows) // layers
+            least_ns = self._measured.dense_ns(m.block_params(site), seen)
             if rows == 1 and seen <= self._measured.dense_us[-1][0]:
                 return least_ns
-        m, compute = self.model, self.hardware.compute
-        layers, encodes, each = len(windows), m.is_encoder(site), rows / sequences
+        encodes, each = m.is_encoder(site), rows / sequences
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
         flops, kv_bytes = float(2 * rows * params), 0.0
-        for window, count in Counter(windows).items():
+        for window, count in windows:
             attended = context if encodes else _attended(context, each, window)
             read = min(context, window + each - 1) if window else context
             flops += count * rows * attended * m.attention_flops
