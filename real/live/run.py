@@ -203,6 +203,7 @@ def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
         arrivals=choice.arrivals_ns,
         lookahead=depth,
         norm=norm,
+        windows=run.model.windows,
     )
 
 

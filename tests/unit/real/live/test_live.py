@@ -22,7 +22,7 @@ from capture.tiny.model import load_model
 from helpers.live_runs import cached_skeleton, recorded
 from real.host.cpu import CpuDevice
 from real.live.live import LiveDriver
-from real.live.run import live_driver, prepare
+from real.live.run import live_driver, prepare, run_as_it_was
 from real.setup.prepare import Prepared, read_request
 from sim.setup.configure import configure
 from sim.setup.traces import load_trace
@@ -281,3 +281,13 @@ def test_a_device_is_given_back_when_the_model_fails(
     assert all(
         "forward" not in form.layer.experts.__dict__ for form in driver._model.weightless.forms
     )
+
+
+# Contracts: C188
+def test_layers_with_a_window_keep_its_tokens_of_what_the_model_has_shown(live: Prepare) -> None:
+    """Of 9 + 5 tokens half of the layers keep four."""
+    prepared = live("system=lru", *FREE, "++model.windows=[4,0]")
+    driver, _ = driven(prepared)
+    run = run_as_it_was(prepared, driver)
+    half = run.model.sites // 2 * run.model.layer_kv_bytes
+    assert run.ledger.kv_bytes == half * 4 + half * 14
