@@ -69,41 +69,64 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         (
             {"n_shared_experts": 3, "shared_expert_intermediate_size": 7},
-            {"shared_intermediate": 7, "other_site_params": 8},  # and a gate of hidden inputs
+            {"shared_intermediate": 7},
         ),
-        # Biases: of queries, keys and values 24, of the output 8.
-        ({"model_type": "qwen2_moe"}, {"other_site_params": 24}),
-        ({"model_type": "qwen2_moe", "qkv_bias": False}, {"other_site_params": 0}),
-        ({"qkv_bias": True}, {"other_site_params": 24}),
-        ({"attention_bias": True}, {"other_site_params": 32}),
+        # A gate of the shared expert. Biases: of queries, keys and values 24, of the output 8.
+        ({"model_type": "qwen2_moe"}, {"other_layer_params": 24, "other_site_params": 8}),
+        (
+            {"model_type": "qwen2_moe", "qkv_bias": False},
+            {"other_layer_params": 0, "other_site_params": 8},
+        ),
+        ({"qkv_bias": True}, {"other_layer_params": 24}),
+        ({"attention_bias": True}, {"other_layer_params": 32}),
+        ({"router_bias": True}, {"other_site_params": 4}),
         # A norm of one head's queries, and one of its keys.
-        ({"model_type": "qwen3_moe"}, {"other_site_params": 6}),
-        ({"use_qk_norm": True}, {"other_site_params": 6}),
-        ({"model_type": "olmoe"}, {"other_site_params": 18}),
-        ({"model_type": "flex_olmo"}, {"other_site_params": 18}),
+        ({"model_type": "qwen3_moe"}, {"other_layer_params": 6}),
+        ({"use_qk_norm": True}, {}),
+        ({"model_type": "olmoe"}, {"other_layer_params": 18}),
+        ({"model_type": "flex_olmo"}, {"other_layer_params": 18}),
+        ({"model_type": "flint"}, {"other_layer_params": 10}),  # and a sink of each head
         # A correction of the gate for each expert.
         ({"model_type": "deepseek_v3"}, {"other_site_params": 4}),
         ({"model_type": "glm4_moe"}, {"other_site_params": 4}),
+        (
+            {"model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": True},
+            {"other_layer_params": 6 + 24, "other_site_params": 4},  # the output has no bias
+        ),
+        (
+            {"model_type": "minimax_m2", "use_qk_norm": True},
+            {"other_layer_params": 18, "other_site_params": 4},
+        ),
         ({"model_type": "ernie4_5_moe"}, {"other_site_params": 4}),
         # Biases of two norms; of the last norm; of the vocabulary's matrix.
-        ({"model_type": "phimoe"}, {"other_site_params": 16, "other_params": 8}),
+        ({"model_type": "phimoe"}, {"other_layer_params": 16, "other_params": 8}),
         (
             {"model_type": "phimoe", "lm_head_bias": True},
-            {"other_site_params": 16, "other_params": 18},
+            {"other_layer_params": 16, "other_params": 18},
         ),
-        # 32 biases of attention, 4 sinks, 4 biases of the router; an expert's 2 x 16 + 8.
+        # 32 biases of attention and 4 sinks, 4 biases of the router; an expert's 2 x 16 + 8.
         (
             {"model_type": "gpt_oss", "sliding_window": 7},
-            {"other_site_params": 40, "expert_biases": 40, "windows": (7, 0)},
+            {
+                "other_layer_params": 36,
+                "other_site_params": 4,
+                "expert_biases": 40,
+                "windows": (7, 0),
+            },
         ),
         (
             {"model_type": "gpt_oss", "sliding_window": 7, "attention_bias": False},
-            {"other_site_params": 8, "expert_biases": 40, "windows": (7, 0)},
+            {
+                "other_layer_params": 4,
+                "other_site_params": 4,
+                "expert_biases": 40,
+                "windows": (7, 0),
+            },
         ),
         # Windows: where layers say so, by the shortest pattern; else of all, or as the kind has it.
         ({"sliding_window": 7}, {"windows": (7,)}),
         ({"sliding_window": 7, "use_sliding_window": False}, {}),
-        ({"sliding_window": 7, "model_type": "qwen3_moe"}, {"other_site_params": 6}),
+        ({"sliding_window": 7, "model_type": "qwen3_moe"}, {"other_layer_params": 6}),
         ({"sliding_window": 7, "max_position_embeddings": 8}, {"windows": (7,)}),
         ({"sliding_window": 7, "max_position_embeddings": 7}, {}),
         ({"sliding_window": 7, "layer_types": ["full_attention"] * 6}, {}),
@@ -230,6 +253,8 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
     assert (found.latent, found.head_dim) == (LatentAttention(0, 5, 2, 7, 6), 9)
     assert read(**widths, q_lora_rank=4).latent == LatentAttention(4, 5, 2, 7, 6)
     assert read(kv_lora_rank=None, q_lora_rank=4).latent is None
+    biased = read(**widths, q_lora_rank=4, attention_bias=True)
+    assert biased.other_layer_params == 4 + (5 + 2) + 8, "of what is compressed, and of the output"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "flex_olmo": {"num_hidden_layers": 2},
     "ernie4_5_moe": {"num_hidden_layers": 3, "moe_layer_end_index": 2},
     "granitemoe": {"num_hidden_layers": 2},
+    "deepseek_v3": {"num_hidden_layers": 4, "attention_bias": True},
+    "glm4_moe": {"num_hidden_layers": 3, "head_dim": 128, "attention_bias": True}
+    | {"use_qk_norm": True},
+    "flint": {"num_hidden_layers": 5},
+    "minimax_m2": {"num_hidden_layers": 2},
 }
 """Configurations whose models transformers makes on the meta device; the rest are defaults."""
 
@@ -89,7 +94,11 @@ def test_every_parameter_that_transformers_makes_is_counted(family: str, tmp_pat
         else transformers.AutoModelForCausalLM
     )
     with torch.device("meta"):
-        made = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
+        whole = auto.from_config(config)
+    stored = whole.state_dict()
+    made = sum(tensor.numel() for tensor in whole.parameters()) + sum(
+        tensor.numel() for key, tensor in whole.named_buffers() if key in stored
+    )
     model = model_from_config(read_config(tmp_path / "config.json"), "made", "transformers")
     assert model.total_params == made
 

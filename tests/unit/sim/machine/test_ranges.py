@@ -191,6 +191,7 @@ MORE = (
     "dense_layers_per_site",
     "dense_intermediate",
     "encoder_sites",
+    "other_layer_params",
     "other_site_params",
     "other_params",
     "null_experts",

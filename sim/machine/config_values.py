@@ -1,0 +1,36 @@
+"""Single values of a transformers ``config.json``, and the error where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.machine.config_keys import READ
+
+Config = Mapping[str, Any]
+
+
+class ConfigError(ValueError):
+    """A configuration from which no sizes can be computed; the message says what was found."""
+
+
+def optional(config: Config, key: str) -> int:
+    """The size under ``key``, 0 where there is none."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{key}={value!r} must be a whole number >= 0")
+    return value
+
+
+def number(config: Config, what: str, name: str) -> int:
+    """The size that every model has, under one of the keys in ``READ[what]``."""
+    found = {key: size for key in READ[what] if (size := optional(config, key))}
+    if not found:
+        raise ConfigError(
+            f"{name}: none of {', '.join(READ[what])} is given (this is the model's {what})"
+        )
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"{name}: {found} name one thing ({what}) and differ")
+    return next(iter(found.values()))
