@@ -33,27 +33,55 @@ LAYER: dict[str, Callable[[Widths], int]] = {
     "norms of a head": lambda w: 2 * w.head_dim,
     "norms of all heads": lambda w: (w.heads + w.kv_heads) * w.head_dim,
     "biases of norms": lambda w: 2 * w.hidden,
+    "two more norms": lambda w: 2 * w.hidden,
+    "one norm fewer": lambda w: -w.hidden,
     "sinks": lambda w: w.heads,
+    "gate of each output": lambda w: w.hidden * w.heads * w.head_dim,
+    "gate of each head": lambda w: w.hidden * w.heads,
+    "biases of gates by head": lambda w: w.heads,
 }
 """What every layer of a model has, with experts or without."""
 SITE: dict[str, Callable[[Widths], int]] = {
     "biases of the router": lambda w: w.experts,
     "corrections of the router": lambda w: w.experts,
     "gate of the shared expert": lambda w: w.hidden,
+    "norm after experts": lambda w: w.hidden,
 }
 """What only layers with experts have."""
+CORRECTED = "corrections of the router"
 PARTS_OF: dict[str, tuple[str, ...]] = {
-    "deepseek_v3": ("corrections of the router",),
-    "ernie4_5_moe": ("corrections of the router",),
+    "afmoe": ("norms of a head", "gate of each output", "two more norms", CORRECTED),
+    "axk1": (CORRECTED, "norm after experts"),
+    "beam": (
+        *("norms of a head", "gate of each output", "biases of gates by head"),
+        *("two more norms", CORRECTED),
+    ),
+    "cohere2_moe": ("one norm fewer",),
+    "deepseek_v3": (CORRECTED,),
+    "dots1": ("norms of a head", CORRECTED),
+    "ernie4_5_moe": (CORRECTED,),
+    "exaone_moe": ("norms of a head", CORRECTED),
     "flex_olmo": ("norms of all heads",),
     "flint": ("norms of a head", "sinks"),
-    "glm4_moe": ("corrections of the router",),
+    "glm4_moe": (CORRECTED,),
+    "glm4_moe_lite": (CORRECTED,),
+    "glm4v_moe_text": (CORRECTED,),
     "gpt_oss": ("sinks", "biases of the router"),
-    "minimax_m2": ("norms of all heads", "corrections of the router"),
+    "granitemoe_swa": ("sinks",),
+    "hunyuan": ("norms of a head",),
+    "hunyuan_v1_moe": ("norms of a head",),
+    "hy_v3": ("norms of a head", CORRECTED),
+    "kimi_k2": (CORRECTED,),
+    "kolibri1": ("norms of a head", "two more norms", CORRECTED),
+    "laguna": ("norms of a head", CORRECTED),
+    "mellum": ("norms of a head",),
+    "minimax_m2": ("norms of all heads", CORRECTED),
     "olmoe": ("norms of all heads",),
     "phimoe": ("biases of norms",),
     "qwen2_moe": ("gate of the shared expert",),
     "qwen3_moe": ("norms of a head",),
+    "qwen3_vl_moe_text": ("norms of a head",),
+    "solar_open": (CORRECTED,),
 }
 """The parts of each ``model_type`` that has any, whatever its other keys say."""
 NORMS_ASKED = ("glm4_moe",)
@@ -61,8 +89,11 @@ NORMS_ASKED = ("glm4_moe",)
 
 Elsewhere these norms have no weights (Llama 4), or are there whatever it says.
 """
-OUTPUT_UNBIASED = ("glm4_moe",)
+OUTPUT_UNBIASED = ("glm4_moe", "glm4v_moe_text", "solar_open")
 """Where ``attention_bias`` leaves out the output's projection."""
+
+BIASED = ("gpt_oss", "glm4v_moe_text")
+"""Where ``attention_bias`` is true unless told."""
 
 
 def parts(config: Config, widths: Widths) -> tuple[int, int]:
@@ -73,10 +104,13 @@ def parts(config: Config, widths: Widths) -> tuple[int, int]:
     site = sum(SITE[part](widths) for part in own if part in SITE)
     if kind in NORMS_ASKED and config.get("use_qk_norm"):
         layer += LAYER["norms of a head"](widths)
+    if kind == "laguna":
+        by_element = config.get("gating", True) == "per-element"
+        layer += LAYER["gate of each output" if by_element else "gate of each head"](widths)
     # qkv_bias is Qwen2-MoE's key, true by default.
     if config.get("qkv_bias", kind == "qwen2_moe"):
         layer += widths.projected
-    if config.get("attention_bias", kind == "gpt_oss"):
+    if config.get("attention_bias", kind in BIASED):
         layer += _biases(widths, output=kind not in OUTPUT_UNBIASED)
     if config.get("router_bias"):
         site += SITE["biases of the router"](widths)

@@ -15,8 +15,12 @@ class ConfigError(ValueError):
 
 
 def optional(config: Config, key: str) -> int:
-    """The size under ``key``, 0 where there is none."""
+    """The size under ``key``, 0 where there is none. A list has it once for each layer."""
     value = config.get(key)
+    if isinstance(value, list) and value:
+        if any(one != value[0] for one in value):
+            raise ConfigError(f"{key}={str(value)[:60]} differs by layer; it must be one size")
+        value = value[0]
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

@@ -64,7 +64,7 @@ class Model:
     - The last ``draft_sites`` are layers that draft tokens, of a run that offloads their experts.
     - ``other_layer_params``, ``other_site_params`` and ``other_params`` count what else each layer,
       a site (once, whatever layers it has) and the model have: biases, norms of queries and keys,
-      gates of shared experts.
+      gates of shared experts. Below 0 is a layer that lacks its two norms, or one of them.
     - The last ``null_experts`` of ``experts`` compute nothing. They have no weights and are never a
       need.
     - ``gates_of`` and ``sizes_of`` are given for a transplant: they name the model whose gates are
@@ -132,12 +132,17 @@ class Model:
             "dense_layers_per_site",
             "dense_intermediate",
             "encoder_sites",
-            "other_layer_params",
             "other_site_params",
             "other_params",
             "null_experts",
         ):
             require_number(f"model.{name}", getattr(self, name), whole=True)
+        require_number(
+            "model.other_layer_params",
+            self.other_layer_params,
+            minimum=-2 * self.hidden,
+            whole=True,
+        )
         for name in ("dense_bits", "kv_bits"):
             require_number(f"model.{name}", getattr(self, name), minimum=1)
         require_flag("model.tied_embeddings", self.tied_embeddings)

@@ -6,18 +6,32 @@ Every key is either read, or known to change no size, or refused: an unknown key
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from sim.machine.config_keys import MORE, NO_SIZE, READ, SIDES, TOP_K_OF, WINDOW_OF
+from sim.machine.config_keys import (
+    DENSE_WIDTH,
+    HEAD_DIM,
+    MORE,
+    MUST_BE,
+    NO_SIZE,
+    ONE_SHARED,
+    READ,
+    SHARED_COUNT,
+    SHARED_WIDTH,
+    TIED,
+    TOP_K_OF,
+    WINDOW_OF,
+)
+from sim.machine.config_layers import layers_of, windows_of
 from sim.machine.config_parts import Widths, parts, parts_once
 from sim.machine.config_values import Config, ConfigError, number, optional
 from sim.machine.model import LatentAttention, Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
-QUANTIZED = "quantization_config"
+QUANTIZED, TIE = "quantization_config", "tie_word_embeddings"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -40,7 +54,10 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} holds a {type(found).__name__}, not the keys and values of a config.json"
         )
     text = found.get("text_config")
-    config = found if not isinstance(text, dict) else {QUANTIZED: found.get(QUANTIZED), **text}
+    config = found
+    if isinstance(text, dict):
+        # What is said of the whole holds for its text, unless that says otherwise.
+        config = {key: found[key] for key in (QUANTIZED, TIE) if key in found} | text
     return {str(key): value for key, value in config.items()}
 
 
@@ -50,15 +67,15 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
     Raise ConfigError where it lacks a size, or has unknown keys or unsupported layers.
     """
     _check_known(config, name)
-    hidden, width = number(config, "hidden", name), number(config, "width", name)
-    expert_width = optional(config, "moe_intermediate_size") or width
+    hidden = number(config, "hidden", name)
+    expert_width = optional(config, "moe_intermediate_size") or number(config, "width", name)
     heads = number(config, "heads", name)
     latent = _latent(config)
     head_dim = (
         latent.nope_dim + latent.rope_dim if latent else _head_dim(config, hidden, heads, name)
     )
-    leading, per_site, sites, encoder = _layers(config, name)
-    dense = width if leading or per_site else 0
+    leading, per_site, sites, encoder = layers_of(config, name)
+    dense = _dense_width(config, name) if leading or per_site else 0
     kv_heads = optional(config, "num_key_value_heads") or heads
     experts = number(config, "experts", name)
     kind = str(config.get("model_type"))
@@ -76,11 +93,11 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             expert_biases=(
                 2 * expert_width + hidden
                 if is_gpt_oss
-                else width + hidden
+                else expert_width + hidden
                 if kind == "nllb-moe"
                 else 0
             ),
-            shared_intermediate=_shared(config, expert_width),
+            shared_intermediate=_shared(config, kind, expert_width),
             leading_dense_layers=leading,
             dense_layers_per_site=per_site,
             dense_intermediate=dense,
@@ -91,11 +108,11 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             latent=latent,
             other_layer_params=in_layer,
             other_site_params=in_site,
-            other_params=parts_once(config, hidden, width, heads, sites * per_site),
+            other_params=parts_once(config, hidden, dense, heads, sites * per_site),
             vocab=number(config, "vocab", name),
-            tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0)),
+            tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0 or kind in TIED)),
             stored=_stored(config),
-            windows=_windows(config, leading + sites * (1 + per_site), name),
+            windows=windows_of(config, leading + sites * (1 + per_site), name),
             source=source,
         )
         return replace(model, dense_bits=_dense_bits(model))
@@ -124,7 +141,7 @@ def _dense_bits(model: Model) -> float:
 
 
 def _check_known(config: Config, name: str) -> None:
-    read = {key for keys in READ.values() for key in keys} | set(MORE)
+    read = {key for keys in READ.values() for key in keys} | set(MORE) | set(MUST_BE)
     unknown = {
         key: config[key]
         for key in sorted(set(config) - read - set(NO_SIZE))
@@ -136,6 +153,14 @@ def _check_known(config: Config, name: str) -> None:
             f"{name}: nobody knows whether these keys change sizes: {found}; take out of a copy of"
             " the file those that do not, or write conf/model/NAME.yaml by hand (docs/machines.md)"
         )
+    for key, known in MUST_BE.items():
+        value = config.get(key)
+        values = value if isinstance(value, list) else [value]
+        if wrong := [one for one in values if one is not None and one not in known]:
+            raise ConfigError(
+                f"{name}: {key} has {json.dumps(wrong[0])}; only with"
+                f" {' or '.join(json.dumps(one) for one in known)} are the sizes known"
+            )
     types = set(config.get("layer_types") or ())
     if types - WINDOW_OF.keys():
         raise ConfigError(
@@ -145,7 +170,7 @@ def _check_known(config: Config, name: str) -> None:
 
 
 def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:
-    given = optional(config, "head_dim") or optional(config, "d_kv")
+    given = max(optional(config, key) for key in HEAD_DIM)
     if not given and hidden % heads:
         raise ConfigError(
             f"{name}: hidden {hidden} is no multiple of {heads} heads, and head_dim is not given"
@@ -162,9 +187,15 @@ def _matrices(config: Config) -> int:
     )
 
 
-def _shared(config: Config, expert_width: int) -> int:
-    count = optional(config, "n_shared_experts") or optional(config, "moe_num_shared_experts")
-    return optional(config, "shared_expert_intermediate_size") or count * expert_width
+def _dense_width(config: Config, name: str) -> int:
+    """The width of layers without experts, where it is not that of the experts' key."""
+    own = (optional(config, key) for key in DENSE_WIDTH)
+    return next(filter(None, own), 0) or number(config, "width", name)
+
+
+def _shared(config: Config, kind: str, expert_width: int) -> int:
+    count = max(optional(config, key) for key in SHARED_COUNT) or (kind in ONE_SHARED)
+    return max(optional(config, key) for key in SHARED_WIDTH) or count * expert_width
 
 
 def _latent(config: Config) -> LatentAttention | None:
@@ -172,128 +203,6 @@ def _latent(config: Config) -> LatentAttention | None:
         return None
     names = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     return LatentAttention(*(optional(config, key) for key in names))
-
-
-def _windows(config: Config, layers: int, name: str) -> tuple[int, ...]:
-    """``Model.windows``, as the shortest pattern that repeats.
-
-    A window that no text of the model is longer than is none.
-    """
-    longest = optional(config, "max_position_embeddings")
-    found = [
-        window if not longest or window < longest else 0
-        for window in (_window(config, of, name) for of in _layer_types(config, layers, name))
-    ]
-    if not any(found):
-        return ()
-    repeats = (n for n in range(1, layers) if found[n:] == found[:-n])
-    return tuple(found[: next(repeats, layers)])
-
-
-def _window(config: Config, layer_type: str, name: str) -> int:
-    key = WINDOW_OF[layer_type]
-    if key is None:
-        return 0
-    if not (window := optional(config, key)):
-        raise ConfigError(f"{name}: its layers have {layer_type}, and {key} is not given")
-    return window
-
-
-def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
-    """What each layer attends to; where no key says it, what transformers takes it to be."""
-    if given := config.get("layer_types"):
-        if len(given) != layers:
-            raise ConfigError(f"{name}: layer_types has {len(given)} entries for {layers} layers")
-        return [str(one) for one in given]
-    kind, sliding = str(config.get("model_type")), "sliding_attention"
-    if kind == "gpt_oss":
-        return [("full_attention", sliding)[n % 2 == 0] for n in range(layers)]
-    says = config.get("use_sliding_window", not kind.startswith("qwen"))
-    if not says or not optional(config, "sliding_window"):
-        return ["full_attention"] * layers
-    if (first := config.get("max_window_layers")) is None:
-        return [sliding] * layers
-    if kind == "dots1":
-        return ["full_attention" if n < first else sliding for n in range(layers)]
-    raise ConfigError(
-        f"{name}: use_sliding_window with max_window_layers={first} means other layers in one model"
-        " than in another; add layer_types, a list that says what each layer attends to"
-    )
-
-
-def _layers(config: Config, name: str) -> tuple[int, int, int, int]:
-    """How layers with and without experts alternate.
-
-    Returns four numbers: leading layers without experts, layers without experts before every site,
-    sites, and how many of the sites are an encoder's.
-    """
-    layers = number(config, "sites", name)
-    if config.get("is_encoder_decoder"):
-        return _encoder_decoder(config, layers, name)
-    leading = optional(config, "first_k_dense_replace") or optional(config, "moe_layer_start_index")
-    alone = sorted(config.get("mlp_only_layers") or ())
-    if isinstance(frequency := config.get("moe_layer_freq"), list):
-        alone = [layer for layer, has_experts in enumerate(frequency) if not has_experts]
-    last = config.get("moe_layer_end_index")
-    if last not in (None, -1, layers - 1):
-        raise ConfigError(
-            f"{name}: moe_layer_end_index={last} leaves layers without experts after the last with"
-            " them"
-        )
-    if alone:
-        if alone != list(range(len(alone))) or leading not in (0, len(alone)):
-            raise ConfigError(
-                f"{name}: layers {alone[:8]} have no experts; only the first ones may lack them"
-            )
-        leading = len(alone)
-    step = max(
-        [optional(config, key) for key in ("decoder_sparse_step", "moe_layer_interval")] + [1]
-    )
-    if not isinstance(frequency, list):
-        step = max(step, optional(config, "moe_layer_freq"))
-    if step > 1 and (leading or layers % step):
-        raise ConfigError(
-            f"{name}: one in {step} of {layers} layers has experts, and the first {leading} have"
-            " none: the sizes of such a model are not computed here"
-        )
-    return leading, step - 1, (layers - leading) // step, 0
-
-
-def _encoder_decoder(config: Config, layers: int, name: str) -> tuple[int, int, int, int]:
-    decoder_layers = optional(config, "num_decoder_layers") or optional(config, "decoder_layers")
-    sides = {
-        "layers": (layers, decoder_layers),
-        "width": tuple(optional(config, f"{side}_ffn_dim") for side in SIDES),
-        "heads": tuple(optional(config, f"{side}_attention_heads") for side in SIDES),
-        "layers with experts": (
-            _sparse(config, SIDES[0], layers, name),
-            _sparse(config, SIDES[1], decoder_layers, name),
-        ),
-    }
-    for what, (encoder, decoder) in sides.items():
-        if encoder != decoder:
-            raise ConfigError(
-                f"{name}: {encoder} {what} in the encoder, {decoder} in the decoder; they must be"
-                " equal"
-            )
-    sparse = sides["layers with experts"][0]
-    return 0, layers // sparse - 1, 2 * sparse, sparse
-
-
-def _sparse(config: Config, side: str, layers: int, name: str) -> int:
-    """How many layers of one side have experts: the last of every group of so many layers."""
-    count, step = (
-        optional(config, f"num_sparse_{side}_layers"),
-        optional(config, f"{side}_sparse_step"),
-    )
-    if not count and step:
-        count = layers // step
-    if not count or layers % count or (step and step != layers // count):
-        raise ConfigError(
-            f"{name}: {count} of {layers} {side} layers have experts, one in {step}: these do not"
-            " go together"
-        )
-    return count
 
 
 def config_text(model: Model, source: Path) -> str:

@@ -80,6 +80,44 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ({"qkv_bias": True}, {"other_layer_params": 24}),
         ({"attention_bias": True}, {"other_layer_params": 32}),
         ({"router_bias": True}, {"other_site_params": 4}),
+        # Shared experts by other words; one that no key names.
+        ({"num_shared_experts": 3}, {"shared_intermediate": 48}),
+        ({"shared_intermediate_size": 7}, {"shared_intermediate": 7}),
+        (
+            {"model_type": "llama4_text", "use_qk_norm": True, "attention_chunk_size": 9},
+            {"shared_intermediate": 16, "windows": (9, 9, 9, 0)},
+        ),
+        (
+            {"model_type": "hunyuan", "num_shared_expert": [2] * 6, "use_cla": False},
+            {"shared_intermediate": 32, "other_layer_params": 6},
+        ),
+        # Gates of attention: of each of 4 x 3 outputs for 8 inputs, or one of each head.
+        (
+            {"model_type": "afmoe", "global_attn_every_n_layers": 3, "sliding_window": 7},
+            {
+                "other_layer_params": 6 + 96 + 16,
+                "other_site_params": 4,
+                "windows": (7, 7, 0),
+            },
+        ),
+        (
+            {"model_type": "laguna", "gating": "per-element"},
+            {"other_layer_params": 6 + 96, "other_site_params": 4},
+        ),
+        ({"model_type": "laguna"}, {"other_layer_params": 6 + 32, "other_site_params": 4}),
+        (
+            {"model_type": "beam"},
+            {"other_layer_params": 6 + 96 + 4 + 16, "other_site_params": 4},
+        ),
+        ({"model_type": "cohere2_moe"}, {"other_layer_params": -8, "tied_embeddings": True}),
+        (
+            {"model_type": "cohere2_moe", "tie_word_embeddings": False},
+            {"other_layer_params": -8},
+        ),
+        ({"model_type": "axk1"}, {"other_site_params": 4 + 8}),
+        # A size once for each layer.
+        ({"moe_intermediate_size": [6] * 6}, {"expert_intermediate": 6}),
+        ({"num_attention_heads_per_layer": [4] * 6}, {}),
         # A norm of one head's queries, and one of its keys.
         ({"model_type": "qwen3_moe"}, {"other_layer_params": 6}),
         ({"use_qk_norm": True}, {}),
@@ -152,9 +190,12 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         (
             {"sliding_window": 7, "model_type": "dots1", "max_window_layers": 4},
-            {"windows": (0, 0, 0, 0, 7, 7)},
+            {"windows": (0, 0, 0, 0, 7, 7), "other_layer_params": 6, "other_site_params": 4},
         ),
-        ({"sliding_window": 7, "model_type": "dots1", "max_window_layers": 6}, {}),
+        (
+            {"sliding_window": 7, "model_type": "dots1", "max_window_layers": 6},
+            {"other_layer_params": 6, "other_site_params": 4},
+        ),
         # Layers without experts.
         (
             {"first_k_dense_replace": 2, "moe_intermediate_size": 6},
@@ -176,6 +217,26 @@ def test_a_plain_configuration_gives_every_size() -> None:
             {"sites": 4, "leading_dense_layers": 2, "dense_intermediate": 16},
         ),
         ({"moe_layer_freq": [1] * 6}, {}),
+        (
+            {"mlp_layer_types": ["dense", *["sparse"] * 5], "num_dense_layers": 1},
+            {"sites": 5, "leading_dense_layers": 1, "dense_intermediate": 16},
+        ),
+        (
+            {"is_moe_layer": [False, False, True] * 2, "intermediate_size_mlp": 5},
+            {"sites": 2, "dense_layers_per_site": 2, "dense_intermediate": 5},
+        ),
+        (
+            {"moe_layers": [1, 3, 5], "prefix_dense_intermediate_size": 5},
+            {"sites": 3, "dense_layers_per_site": 1, "dense_intermediate": 5},
+        ),
+        (
+            {"interleave_moe_layer_step": 2, "dense_intermediate_size": 5},
+            {"sites": 3, "dense_layers_per_site": 1, "dense_intermediate": 5},
+        ),
+        (
+            {"intermediate_size": "absent", "moe_intermediate_size": 16},
+            {},
+        ),
         ({"moe_layer_freq": 1}, {}),
         (
             {"moe_layer_freq": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 6},
@@ -266,6 +327,33 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
         ),
         ({"layer_types": ["x", "full_attention", "m"]}, "layer_types has m, x; only"),
         ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 entries for 6 layers"),
+        (
+            {"sliding_window": 7, "model_type": "flint"},
+            "small: sliding_window=7 is that of some layers only; add layer_types, a list",
+        ),
+        (
+            {"model_type": "llama4_text", "no_rope_layers": [1] * 5},
+            "small: no_rope_layers has 5 entries for 6 layers",
+        ),
+        ({"mlp_layer_types": ["dense"] * 5}, "small: mlp_layer_types has 5 entries for 6 layers"),
+        (
+            {"mlp_layer_types": ["dense", *["x"] * 5]},
+            "small: mlp_layer_types has x; nobody knows these",
+        ),
+        (
+            {"mlp_layer_types": ["dense", *["sparse"] * 5], "mlp_only_layers": [0, 1]},
+            "small: mlp_only_layers and mlp_layer_types name one thing (layers without experts)",
+        ),
+        (
+            {"moe_topk": [2, 2, 2, 1, 1, 1]},
+            "moe_topk=[2, 2, 2, 1, 1, 1] differs by layer; it must be one size",
+        ),
+        ({"mlp_bias": True}, "small: mlp_bias has true; only with false are the sizes known"),
+        ({"use_cla": True}, "small: use_cla has true; only with false are the sizes known"),
+        (
+            {"qk_norm_type": "per_head"},
+            'small: qk_norm_type has "per_head"; only with "per_layer" are the sizes known',
+        ),
         (
             {"layer_types": ["sliding_attention"] * 6},
             "its layers have sliding_attention, and sliding_window is not given",

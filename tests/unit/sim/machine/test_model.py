@@ -344,6 +344,9 @@ def test_parameters_in_all_and_of_one_token_by_hand() -> None:
     plain, told = small(**layers), small(**layers, other_layer_params=9)
     added = [told.block_params(site) - plain.block_params(site) for site in range(3)]
     assert added == [4 * 9, 2 * 9, 2 * 9], "a site's own layer, and those before it"
+    assert small(other_layer_params=-16).block_params(0) == 240 - 16, "without its two norms"
+    with pytest.raises(ValueError, match=r"^model\.other_layer_params=-17 must be "):
+        small(other_layer_params=-17)
     assert small(dense_bits=5).block_bytes(0) == 150
     assert small(dense_bits=3).block_bytes(0) == 90
     odd = small(hidden=1, head_dim=1, heads=1, dense_bits=3)

@@ -1,7 +1,4 @@
-"""Sizes from a transformers config.json, against the parameters that transformers itself makes.
-
-What cannot be read is refused.
-"""
+"""Sizes from a transformers config.json: the bundled models', some by hand, and what is refused."""
 
 from __future__ import annotations
 
@@ -58,49 +55,7 @@ def conf(name: str) -> Model:
         return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
-# Against transformers
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_hidden_layers": 2},
-    "qwen2_moe": {"num_hidden_layers": 2},
-    "qwen3_moe": {"num_hidden_layers": 2},
-    "deepseek_v2": {"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
-    "olmoe": {"num_hidden_layers": 2},
-    "gpt_oss": {"num_hidden_layers": 2},
-    "phimoe": {"num_hidden_layers": 2, "attention_bias": True, "lm_head_bias": True},
-    "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
-    "nllb-moe": {"encoder_layers": 8, "decoder_layers": 8, "num_experts": 8},
-    "flex_olmo": {"num_hidden_layers": 2},
-    "ernie4_5_moe": {"num_hidden_layers": 3, "moe_layer_end_index": 2},
-    "granitemoe": {"num_hidden_layers": 2},
-    "deepseek_v3": {"num_hidden_layers": 4, "attention_bias": True},
-    "glm4_moe": {"num_hidden_layers": 3, "head_dim": 128, "attention_bias": True}
-    | {"use_qk_norm": True},
-    "flint": {"num_hidden_layers": 5},
-    "minimax_m2": {"num_hidden_layers": 2},
-}
-"""Configurations whose models transformers makes on the meta device; the rest are defaults."""
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_parameter_that_transformers_makes_is_counted(family: str, tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    config = mapping[family](**FAMILIES[family])
-    config.save_pretrained(tmp_path)
-    auto = (
-        transformers.AutoModelForSeq2SeqLM
-        if config.is_encoder_decoder
-        else transformers.AutoModelForCausalLM
-    )
-    with torch.device("meta"):
-        whole = auto.from_config(config)
-    stored = whole.state_dict()
-    made = sum(tensor.numel() for tensor in whole.parameters()) + sum(
-        tensor.numel() for key, tensor in whole.named_buffers() if key in stored
-    )
-    model = model_from_config(read_config(tmp_path / "config.json"), "made", "transformers")
-    assert model.total_params == made
+# Against the bundled files
 
 
 @pytest.mark.parametrize("name", ["tiny_qwen2moe", "tiny_switch", "tiny_mixtral"])
@@ -200,6 +155,17 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
         tmp_path, {"model_type": "both", "vision_config": {"x": 1}, "text_config": SMALL}
     )
     assert model_from_config(read_config(path), "small", "a test") == small()
+
+
+def test_what_is_said_of_the_whole_holds_for_its_text_unless_that_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    """The embedding of a model with sight was read as two matrices, where only the whole tied it."""
+    tied = {"tie_word_embeddings": True}
+    whole = config_file(tmp_path, {"text_config": SMALL, **tied})
+    assert model_from_config(read_config(whole), "small", "a test") == small(**tied)
+    config_file(tmp_path, {"text_config": SMALL | tied, "tie_word_embeddings": False})
+    assert model_from_config(read_config(whole), "small", "a test") == small(**tied)
 
 
 # Refusals

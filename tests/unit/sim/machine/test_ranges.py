@@ -191,7 +191,6 @@ MORE = (
     "dense_layers_per_site",
     "dense_intermediate",
     "encoder_sites",
-    "other_layer_params",
     "other_site_params",
     "other_params",
     "null_experts",
