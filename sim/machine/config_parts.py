@@ -1,6 +1,7 @@
 """What layers have beside projections, experts, a router and two norms, by ``model_type``.
 
-Each line was compared with the parameters that transformers makes.
+Each was compared with the parameters that transformers makes, but for three that name an
+architecture which it has by another name: ``deepseek``, ``hunyuan`` and ``kimi_k2``.
 """
 
 from __future__ import annotations
@@ -51,12 +52,15 @@ SITE: dict[str, Callable[[Widths], int]] = {
 CORRECTED = "corrections of the router"
 PARTS_OF: dict[str, tuple[str, ...]] = {
     "afmoe": ("norms of a head", "gate of each output", "two more norms", CORRECTED),
+    "aria_text": (),
     "axk1": (CORRECTED, "norm after experts"),
     "beam": (
         *("norms of a head", "gate of each output", "biases of gates by head"),
         *("two more norms", CORRECTED),
     ),
     "cohere2_moe": ("one norm fewer",),
+    "deepseek": (),
+    "deepseek_v2": (),
     "deepseek_v3": (CORRECTED,),
     "dots1": ("norms of a head", CORRECTED),
     "ernie4_5_moe": (CORRECTED,),
@@ -67,23 +71,30 @@ PARTS_OF: dict[str, tuple[str, ...]] = {
     "glm4_moe_lite": (CORRECTED,),
     "glm4v_moe_text": (CORRECTED,),
     "gpt_oss": ("sinks", "biases of the router"),
+    "granitemoe": (),
     "granitemoe_swa": ("sinks",),
+    "granitemoeshared": (),
     "hunyuan": ("norms of a head",),
     "hunyuan_v1_moe": ("norms of a head",),
     "hy_v3": ("norms of a head", CORRECTED),
     "kimi_k2": (CORRECTED,),
     "kolibri1": ("norms of a head", "two more norms", CORRECTED),
     "laguna": ("norms of a head", CORRECTED),
+    "llama4_text": (),
     "mellum": ("norms of a head",),
     "minimax_m2": ("norms of all heads", CORRECTED),
+    "mistral4": (),
+    "mixtral": (),
+    "nllb-moe": (),
     "olmoe": ("norms of all heads",),
     "phimoe": ("biases of norms",),
     "qwen2_moe": ("gate of the shared expert",),
     "qwen3_moe": ("norms of a head",),
     "qwen3_vl_moe_text": ("norms of a head",),
     "solar_open": (CORRECTED,),
+    "switch_transformers": (),
 }
-"""The parts of each ``model_type`` that has any, whatever its other keys say."""
+"""The parts of each ``model_type`` that is read, whatever its other keys say."""
 NORMS_ASKED = ("glm4_moe",)
 """Where ``use_qk_norm`` gives each layer norms of a head's queries and keys.
 

@@ -14,19 +14,15 @@ from typing import Any, cast
 from sim.machine.config_keys import (
     DENSE_WIDTH,
     HEAD_DIM,
-    MORE,
-    MUST_BE,
-    NO_SIZE,
     ONE_SHARED,
-    READ,
     SHARED_COUNT,
     SHARED_WIDTH,
     TIED,
     TOP_K_OF,
-    WINDOW_OF,
 )
 from sim.machine.config_layers import layers_of, windows_of
 from sim.machine.config_parts import Widths, parts, parts_once
+from sim.machine.config_refusals import check_known
 from sim.machine.config_values import Config, ConfigError, number, optional
 from sim.machine.model import LatentAttention, Model
 from sim.machine.precision import AS_STORED, PRECISIONS
@@ -66,7 +62,7 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
 
     Raise ConfigError where it lacks a size, or has unknown keys or unsupported layers.
     """
-    _check_known(config, name)
+    check_known(config, name)
     hidden = number(config, "hidden", name)
     expert_width = optional(config, "moe_intermediate_size") or number(config, "width", name)
     heads = number(config, "heads", name)
@@ -138,35 +134,6 @@ def _dense_bits(model: Model) -> float:
     heads = (1 if model.tied_embeddings else 2) * model.head_params
     share = (heads + model.sites * model.experts * model.hidden) / model.dense_params
     return round(PRECISIONS["fp8"].gate * (1 - share) + model.dense_bits * share, 2)
-
-
-def _check_known(config: Config, name: str) -> None:
-    read = {key for keys in READ.values() for key in keys} | set(MORE) | set(MUST_BE)
-    unknown = {
-        key: config[key]
-        for key in sorted(set(config) - read - set(NO_SIZE))
-        if config[key] is not None
-    }
-    if unknown:
-        found = ", ".join(f"{key}={json.dumps(value)[:60]}" for key, value in unknown.items())
-        raise ConfigError(
-            f"{name}: nobody knows whether these keys change sizes: {found}; take out of a copy of"
-            " the file those that do not, or write conf/model/NAME.yaml by hand (docs/machines.md)"
-        )
-    for key, known in MUST_BE.items():
-        value = config.get(key)
-        values = value if isinstance(value, list) else [value]
-        if wrong := [one for one in values if one is not None and one not in known]:
-            raise ConfigError(
-                f"{name}: {key} has {json.dumps(wrong[0])}; only with"
-                f" {' or '.join(json.dumps(one) for one in known)} are the sizes known"
-            )
-    types = set(config.get("layer_types") or ())
-    if types - WINDOW_OF.keys():
-        raise ConfigError(
-            f"{name}: layer_types has {', '.join(sorted(types - WINDOW_OF.keys()))}; only layers of"
-            " full or sliding attention have the sizes that are computed here"
-        )
 
 
 def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:

@@ -175,8 +175,8 @@ def test_what_is_said_of_the_whole_holds_for_its_text_unless_that_says_otherwise
     ("changes", "message"),
     [
         (
-            {"mamba_expand": 2},
-            r"nobody knows whether these keys change sizes: mamba_expand=2; take out",
+            {"nobody_knows": 2},
+            r"nobody knows whether these keys change sizes: nobody_knows=2; take out",
         ),
         (
             {"num_local_experts": "absent"},
@@ -194,8 +194,8 @@ def test_what_is_said_of_the_whole_holds_for_its_text_unless_that_says_otherwise
         ),
         ({"num_experts_per_tok": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
         (
-            {"layer_types": ["linear_attention"]},
-            r"layer_types has linear_attention; only layers of full",
+            {"layer_types": ["star_attention"]},
+            r"layer_types has star_attention; only layers of full",
         ),
         (
             {"mlp_only_layers": [1]},
