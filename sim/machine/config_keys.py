@@ -35,13 +35,13 @@ SHARED_COUNT = (
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_dim")
 LEADING = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 """How many leading layers have no experts."""
-STEPS = (
-    "decoder_sparse_step",
-    "moe_layer_interval",
-    "moe_layer_freq",
-    "interleave_moe_layer_step",
-)
-"""One in how many layers has experts: the last of every group of so many."""
+STEPS = {
+    "decoder_sparse_step": 1,
+    "moe_layer_interval": 1,
+    "interleave_moe_layer_step": 1,
+    "moe_layer_freq": 0,
+}
+"""One in how many layers has experts: the last of every group of so many (1), or the first (0)."""
 BY_LAYER = ("mlp_layer_types", "is_moe_layer", "moe_layer_freq")
 """Lists that say of each layer whether it has experts, in these words:"""
 HAS_EXPERTS = {
@@ -327,6 +327,6 @@ SIDES = ("encoder", "decoder")
 TOP_K_OF = {"switch_transformers": 1, "nllb-moe": 2}
 """Top-k by ``model_type``, where it stands in the model's code and not in its configuration."""
 ONE_SHARED = ("hunyuan", "hunyuan_v1_moe", "llama4_text")
-"""Where there is one shared expert, as wide as a routed one, unless a key says how many."""
+"""Where there is one shared expert, unless a key says how many, each as wide as ``width`` says."""
 TIED = ("cohere2_moe",)
 """Where the embedding is the LM head, unless a key says otherwise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sim.machine.config_keys import (
     BY_LAYER,
@@ -14,7 +15,7 @@ from sim.machine.config_keys import (
     STEPS,
     WINDOW_OF,
 )
-from sim.machine.config_values import Config, ConfigError, number, optional
+from sim.machine.config_values import Config, ConfigError, agreed, number, optional
 
 
 def layers_of(config: Config, name: str) -> tuple[int, int, int, int]:
@@ -26,66 +27,66 @@ def layers_of(config: Config, name: str) -> tuple[int, int, int, int]:
     layers = number(config, "sites", name)
     if config.get("is_encoder_decoder"):
         return _encoder_decoder(config, layers, name)
-    leading = max(optional(config, key) for key in LEADING)
     last = config.get("moe_layer_end_index")
     if last not in (None, -1, layers - 1):
         raise ConfigError(
             f"{name}: moe_layer_end_index={last} leaves layers without experts after the last with"
             " them"
         )
-    alone = _listed(config, layers, name)
-    step = max([optional(config, key) for key in STEPS if not _is_list(config, key)] + [1])
-    if alone is not None:
-        step = _step(alone, layers)
-        if step == 1 and (alone != list(range(len(alone))) or leading not in (0, len(alone))):
-            raise ConfigError(
-                f"{name}: layers {alone[:8]} have no experts; only the first ones may lack them"
-            )
-        leading = len(alone) if step == 1 else leading
-    if step > 1 and (leading or layers % step):
+    alone = _alone(config, layers, name)
+    sites = [layer for layer in range(layers) if layer not in alone]
+    steps = {later - layer for layer, later in pairwise(sites)} or {1}
+    step = steps.pop()
+    leading = sites[0] - (step - 1) if sites else -1
+    if steps or leading < 0 or sites[-1] != layers - 1:
         raise ConfigError(
-            f"{name}: one in {step} of {layers} layers has experts, and the first {leading} have"
-            " none: the sizes of such a model are not computed here"
+            f"{name}: layers {sorted(alone)[:8]} of {layers} have no experts; only the first ones"
+            " may lack them, and all but the last of every group"
         )
-    return leading, step - 1, (layers - leading) // step, 0
+    return leading, step - 1, len(sites), 0
 
 
-def _is_list(config: Config, key: str) -> bool:
-    return isinstance(config.get(key), list)
+def _alone(config: Config, layers: int, name: str) -> set[int]:
+    """The layers without experts."""
+    found = _listed(config, layers, name)
+    by_layer = bool(found)
+    if first := agreed(config, LEADING, name):
+        found["first_k_dense_replace"] = set(range(first))
+    if only := config.get("mlp_only_layers"):
+        found["mlp_only_layers"] = set(only)
+    if len(set(map(frozenset, found.values()))) > 1:
+        raise ConfigError(
+            f"{name}: {' and '.join(found)} name one thing (layers without experts) and differ"
+        )
+    alone = next(iter(found.values()), set())
+    if by_layer:
+        return alone
+    steps = [
+        (optional(config, key) or 1, place)
+        for key, place in STEPS.items()
+        if not isinstance(config.get(key), list)
+    ]
+    return alone | {n for step, place in steps for n in range(layers) if (n + place) % step}
 
 
-def _listed(config: Config, layers: int, name: str) -> list[int] | None:
-    """The layers without experts, where a key lists them; None where none does."""
-    found: dict[str, list[int]] = {}
-    if alone := config.get("mlp_only_layers"):
-        found["mlp_only_layers"] = sorted(alone)
+def _listed(config: Config, layers: int, name: str) -> dict[str, set[int]]:
+    """The layers without experts, by each key that says it of all layers."""
+    found: dict[str, set[int]] = {}
     if sites := config.get("moe_layers"):
-        found["moe_layers"] = sorted(set(range(layers)) - set(sites))
+        found["moe_layers"] = set(range(layers)) - set(sites)
     for key in BY_LAYER:
         if not (given := config.get(key)) or not isinstance(given, list):
             continue
         _check_length(key, given, layers, name)
         if others := {str(one) for one in given} - HAS_EXPERTS.keys():
             raise ConfigError(f"{name}: {key} has {', '.join(sorted(others))}; nobody knows these")
-        found[key] = [layer for layer, one in enumerate(given) if not HAS_EXPERTS[str(one)]]
-    if len(set(map(tuple, found.values()))) > 1:
-        raise ConfigError(
-            f"{name}: {' and '.join(found)} name one thing (layers without experts) and differ"
-        )
-    return next(iter(found.values()), None)
+        found[key] = {layer for layer, one in enumerate(given) if not HAS_EXPERTS[str(one)]}
+    return found
 
 
 def _check_length(key: str, given: Sequence[object], layers: int, name: str) -> None:
     if len(given) != layers:
         raise ConfigError(f"{name}: {key} has {len(given)} entries for {layers} layers")
-
-
-def _step(alone: list[int], layers: int) -> int:
-    """One in how many layers has experts, the last of each group; 1 where that is not so."""
-    if alone == list(range(len(alone))):
-        return 1
-    fits = (n for n in range(2, layers) if alone == [k for k in range(layers) if (k + 1) % n])
-    return next(fits, 1)
 
 
 def _encoder_decoder(config: Config, layers: int, name: str) -> tuple[int, int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sim.machine.config_keys import READ
@@ -28,13 +28,18 @@ def optional(config: Config, key: str) -> int:
     return value
 
 
+def agreed(config: Config, keys: Iterable[str], name: str) -> int:
+    """The size under those of ``keys`` that are given, 0 where none is."""
+    found = {key: size for key in keys if (size := optional(config, key))}
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"{name}: {found} name one thing and differ")
+    return next(iter(found.values()), 0)
+
+
 def number(config: Config, what: str, name: str) -> int:
     """The size that every model has, under one of the keys in ``READ[what]``."""
-    found = {key: size for key in READ[what] if (size := optional(config, key))}
-    if not found:
-        raise ConfigError(
-            f"{name}: none of {', '.join(READ[what])} is given (this is the model's {what})"
-        )
-    if len(set(found.values())) > 1:
-        raise ConfigError(f"{name}: {found} name one thing ({what}) and differ")
-    return next(iter(found.values()))
+    if size := agreed(config, READ[what], name):
+        return size
+    raise ConfigError(
+        f"{name}: none of {', '.join(READ[what])} is given (this is the model's {what})"
+    )

@@ -23,7 +23,7 @@ from sim.machine.config_keys import (
 from sim.machine.config_layers import layers_of, windows_of
 from sim.machine.config_parts import Widths, parts, parts_once
 from sim.machine.config_refusals import check_known
-from sim.machine.config_values import Config, ConfigError, number, optional
+from sim.machine.config_values import Config, ConfigError, agreed, number, optional
 from sim.machine.model import LatentAttention, Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
@@ -93,7 +93,7 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
                 if kind == "nllb-moe"
                 else 0
             ),
-            shared_intermediate=_shared(config, kind, expert_width),
+            shared_intermediate=_shared(config, kind, expert_width, name),
             leading_dense_layers=leading,
             dense_layers_per_site=per_site,
             dense_intermediate=dense,
@@ -137,7 +137,7 @@ def _dense_bits(model: Model) -> float:
 
 
 def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:
-    given = max(optional(config, key) for key in HEAD_DIM)
+    given = agreed(config, HEAD_DIM, name)
     if not given and hidden % heads:
         raise ConfigError(
             f"{name}: hidden {hidden} is no multiple of {heads} heads, and head_dim is not given"
@@ -156,13 +156,14 @@ def _matrices(config: Config) -> int:
 
 def _dense_width(config: Config, name: str) -> int:
     """The width of layers without experts, where it is not that of the experts' key."""
-    own = (optional(config, key) for key in DENSE_WIDTH)
-    return next(filter(None, own), 0) or number(config, "width", name)
+    return agreed(config, DENSE_WIDTH, name) or number(config, "width", name)
 
 
-def _shared(config: Config, kind: str, expert_width: int) -> int:
-    count = max(optional(config, key) for key in SHARED_COUNT) or (kind in ONE_SHARED)
-    return max(optional(config, key) for key in SHARED_WIDTH) or count * expert_width
+def _shared(config: Config, kind: str, expert_width: int, name: str) -> int:
+    count = agreed(config, SHARED_COUNT, name)
+    if kind in ONE_SHARED:
+        count, expert_width = count or 1, number(config, "width", name)
+    return agreed(config, SHARED_WIDTH, name) or count * expert_width
 
 
 def _latent(config: Config) -> LatentAttention | None:

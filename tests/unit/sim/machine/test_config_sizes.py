@@ -88,8 +88,9 @@ def test_a_plain_configuration_gives_every_size() -> None:
             {"shared_intermediate": 16, "windows": (9, 9, 9, 0)},
         ),
         (
-            {"model_type": "hunyuan", "num_shared_expert": [2] * 6, "use_cla": False},
-            {"shared_intermediate": 32, "other_layer_params": 6},
+            {"model_type": "hunyuan", "num_shared_expert": [2] * 6, "use_cla": False}
+            | {"moe_intermediate_size": 6},
+            {"expert_intermediate": 6, "shared_intermediate": 32, "other_layer_params": 6},
         ),
         # Gates of attention: of each of 4 x 3 outputs for 8 inputs, or one of each head.
         (
@@ -248,8 +249,13 @@ def test_a_plain_configuration_gives_every_size() -> None:
             },
         ),
         (
-            {"moe_layer_freq": 3},
-            {"sites": 2, "dense_layers_per_site": 2, "dense_intermediate": 16},
+            {"decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
+            {
+                "sites": 2,
+                "leading_dense_layers": 2,
+                "dense_layers_per_site": 1,
+                "dense_intermediate": 16,
+            },
         ),
         (
             {"moe_layer_interval": 2, "decoder_sparse_step": 1},
@@ -342,7 +348,7 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
         ),
         (
             {"mlp_layer_types": ["dense", *["sparse"] * 5], "mlp_only_layers": [0, 1]},
-            "small: mlp_only_layers and mlp_layer_types name one thing (layers without experts)",
+            "small: mlp_layer_types and mlp_only_layers name one thing (layers without experts)",
         ),
         (
             {"moe_topk": [2, 2, 2, 1, 1, 1]},
@@ -362,6 +368,10 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
             {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 4},
             "max_window_layers=4 means other layers in one model than in another; add layer_types",
         ),
+        (
+            {"n_shared_experts": 1, "num_shared_experts": 2},
+            "small: {'n_shared_experts': 1, 'num_shared_experts': 2} name one thing and differ",
+        ),
         ({"hidden_size": True}, "hidden_size=True must be a whole number >= 0"),
         ({"hidden_size": 8.0}, "hidden_size=8.0 must be a whole number >= 0"),
         (
@@ -371,19 +381,23 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
         ({"moe_layer_end_index": 6}, "small: moe_layer_end_index=6 leaves layers"),
         (
             {"mlp_only_layers": [*range(1, 11)], "num_hidden_layers": 12},
-            "small: layers [1, 2, 3, 4, 5, 6, 7, 8] have no experts; only the first",
+            "small: layers [1, 2, 3, 4, 5, 6, 7, 8] of 12 have no experts; only the first",
         ),
         (
             {"mlp_only_layers": [0], "first_k_dense_replace": 2},
-            "small: layers [0] have no experts; only the first ones may lack them",
+            "small: first_k_dense_replace and mlp_only_layers name one thing (layers without",
         ),
         (
-            {"moe_layer_freq": 2, "first_k_dense_replace": 2},
-            "small: one in 2 of 6 layers has experts, and the first 2 have none: the sizes",
+            {"moe_layer_freq": 2, "first_k_dense_replace": 2},  # the first of every two has some
+            "small: layers [0, 1, 3, 5] of 6 have no experts; only the first ones may lack",
         ),
         (
             {"moe_layer_interval": 4},
-            "small: one in 4 of 6 layers has experts, and the first 0 have none: the sizes",
+            "small: layers [0, 1, 2, 4, 5] of 6 have no experts; only the first ones may lack",
+        ),
+        (
+            {"mlp_only_layers": [*range(6)]},
+            "small: layers [0, 1, 2, 3, 4, 5] of 6 have no experts; only the first ones may lack",
         ),
         (
             SIDES | {"encoder_sparse_step": 4, "num_sparse_decoder_layers": 3},
