@@ -15,7 +15,7 @@ from sim.machine.config_keys import (
     STEPS,
     WINDOW_OF,
 )
-from sim.machine.config_values import Config, ConfigError, agreed, number, optional
+from sim.machine.config_values import Config, ConfigError, agreed, listing, number, optional
 
 
 def layers_of(config: Config, name: str) -> tuple[int, int, int, int]:
@@ -52,7 +52,7 @@ def _alone(config: Config, layers: int, name: str) -> set[int]:
     by_layer = bool(found)
     if first := agreed(config, LEADING, name):
         found["first_k_dense_replace"] = set(range(first))
-    if only := config.get("mlp_only_layers"):
+    if only := listing(config, "mlp_only_layers"):
         found["mlp_only_layers"] = set(only)
     if len(set(map(frozenset, found.values()))) > 1:
         raise ConfigError(
@@ -72,7 +72,7 @@ def _alone(config: Config, layers: int, name: str) -> set[int]:
 def _listed(config: Config, layers: int, name: str) -> dict[str, set[int]]:
     """The layers without experts, by each key that says it of all layers."""
     found: dict[str, set[int]] = {}
-    if sites := config.get("moe_layers"):
+    if sites := listing(config, "moe_layers"):
         found["moe_layers"] = set(range(layers)) - set(sites)
     for key in BY_LAYER:
         if not (given := config.get(key)) or not isinstance(given, list):
@@ -153,7 +153,7 @@ def _window(config: Config, layer_type: str, name: str) -> int:
 
 def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
     """What each layer attends to; where no key says it, what transformers takes it to be."""
-    if given := config.get("layer_types"):
+    if given := listing(config, "layer_types"):
         _check_length("layer_types", given, layers, name)
         return [str(one) for one in given]
     kind, sliding = str(config.get("model_type")), "sliding_attention"
@@ -186,6 +186,6 @@ def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
 def _by_positions(config: Config, layers: int, name: str) -> list[str]:
     """Llama 4's: what has positions (1 in ``no_rope_layers``) attends to its chunk only."""
     every = optional(config, "no_rope_layer_interval") or 4
-    rope = config.get("no_rope_layers") or [(n + 1) % every for n in range(layers)]
+    rope = listing(config, "no_rope_layers") or [(n + 1) % every for n in range(layers)]
     _check_length("no_rope_layers", rope, layers, name)
     return ["chunked_attention" if one else "full_attention" for one in rope]

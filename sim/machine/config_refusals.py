@@ -6,7 +6,7 @@ import json
 
 from sim.machine.config_keys import MORE, MUST_BE, NO_SIZE, READ, WINDOW_OF
 from sim.machine.config_parts import PARTS_OF
-from sim.machine.config_values import Config, ConfigError
+from sim.machine.config_values import Config, ConfigError, listing
 
 LINEAR = "layers of linear attention keep a state of a fixed size, which is not modelled"
 MAMBA = "layers of Mamba keep a state of a fixed size, which is not modelled"
@@ -70,13 +70,14 @@ def check_known(config: Config, name: str) -> None:
                 f"{name}: {key} has {json.dumps(wrong[0])}; only with"
                 f" {' or '.join(json.dumps(one) for one in known)} are the sizes known"
             )
-    types = set(config.get("layer_types") or ())
+    types = set(map(str, listing(config, "layer_types")))
     if types - WINDOW_OF.keys():
         raise ConfigError(
             f"{name}: layer_types has {', '.join(sorted(types - WINDOW_OF.keys()))}; only layers of"
             " full or sliding attention have the sizes that are computed here"
         )
-    if (kind := config.get("model_type")) not in PARTS_OF:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in PARTS_OF:
         raise ConfigError(
             f"{name}: model_type={kind!r} is none whose parameters were compared (docs/machines.md,"
             " Models, has all); where its layers are those of one of these, say its model_type in a"
@@ -105,10 +106,10 @@ def _reason(config: Config) -> str | None:
         for key in sorted(config):
             if key.startswith(begins) and config[key]:
                 return f"{reason} ({key}={json.dumps(config[key])[:60]})"
-    for one in config.get("layer_types") or ():
+    for one in listing(config, "layer_types"):
         if one in REASON_OF_TYPE:
             return f"{REASON_OF_TYPE[one]} (layer_types has {one})"
-    if 0 in (config.get("attn_type_list") or ()):
+    if 0 in listing(config, "attn_type_list"):
         return f"{LINEAR} (attn_type_list has 0)"
     if (kind := str(config.get("model_type"))) in REASON_OF_KIND:
         return f"{REASON_OF_KIND[kind]} (model_type={kind})"

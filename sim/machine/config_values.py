@@ -28,6 +28,16 @@ def optional(config: Config, key: str) -> int:
     return value
 
 
+def listing(config: Config, key: str) -> list[Any]:
+    """The list of words or numbers under ``key``, empty where there is none."""
+    value = config.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or any(not isinstance(one, (str, int)) for one in value):
+        raise ConfigError(f"{key}={str(value)[:60]} must be a list of words or numbers")
+    return value
+
+
 def agreed(config: Config, keys: Iterable[str], name: str) -> int:
     """The size under those of ``keys`` that are given, 0 where none is."""
     found = {key: size for key in keys if (size := optional(config, key))}

@@ -88,10 +88,21 @@ def test_a_key_that_turns_it_off_is_no_reason() -> None:
     model_from_config(SMALL | {"linear_attn_config": None}, "small", "a test")
 
 
-@pytest.mark.parametrize("kind", ["a_new_one", None])
-def test_an_architecture_that_nobody_compared_is_refused(kind: str | None) -> None:
+@pytest.mark.parametrize(
+    "key", ["layer_types", "mlp_only_layers", "moe_layers", "attn_type_list", "no_rope_layers"]
+)
+@pytest.mark.parametrize("value", [3, "full_attention", [[1]]])
+def test_what_is_no_list_of_layers_is_refused_with_its_value(key: str, value: object) -> None:
+    """It ended in a traceback."""
+    config = SMALL | {"model_type": "llama4_text", key: value}
+    with pytest.raises(ConfigError, match=rf"^{key}={re.escape(str(value))} must be a list of"):
+        model_from_config(config, "small", "a test")
+
+
+@pytest.mark.parametrize("kind", ["a_new_one", None, ["x"]])
+def test_an_architecture_that_nobody_compared_is_refused(kind: object) -> None:
     """It was read without its norms, biases and whatever else no key tells of."""
-    with pytest.raises(ConfigError, match=f"^small: model_type={kind!r} is none whose parameters"):
+    with pytest.raises(ConfigError, match=f"^small: model_type={re.escape(repr(kind))} is"):
         model_from_config(SMALL | {"model_type": kind}, "small", "a test")
 
 
