@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from sim.machine.config_values import ConfigError
 from sim.machine.model import Model
-from sim.machine.model_config import ConfigError, config_text, model_from_config, read_config
+from sim.machine.model_config import config_text, model_from_config, read_config
 from sim.models import main, request_of
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
