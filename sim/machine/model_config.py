@@ -85,7 +85,9 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             top_k=TOP_K_OF.get(kind) or number(config, "top_k", name),
             hidden=hidden,
             expert_intermediate=expert_width,
-            expert_matrices=_matrices(config),
+            expert_matrices=2
+            if encoder
+            else 3,  # Switch and NLLB-MoE have no gate, whatever is said
             expert_biases=(
                 2 * expert_width + hidden
                 if is_gpt_oss
@@ -143,15 +145,6 @@ def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:
             f"{name}: hidden {hidden} is no multiple of {heads} heads, and head_dim is not given"
         )
     return given or hidden // heads
-
-
-def _matrices(config: Config) -> int:
-    """Two where the experts of an encoder-decoder have no gate, else three."""
-    if not config.get("is_encoder_decoder"):
-        return 3
-    return (
-        3 if "gated" in str(config.get("feed_forward_proj", config.get("dense_act_fn", ""))) else 2
-    )
 
 
 def _dense_width(config: Config, name: str) -> int:

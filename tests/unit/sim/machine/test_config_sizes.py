@@ -280,8 +280,10 @@ def test_a_plain_configuration_gives_every_size() -> None:
             {"sites": 12, "encoder_sites": 6, "expert_matrices": 2},
         ),
         (
-            SIDES | {"encoder_sparse_step": 1, "decoder_sparse_step": 1, "dense_act_fn": "gated-x"},
-            {"sites": 12, "encoder_sites": 6, "tied_embeddings": True},
+            SIDES
+            | {"encoder_sparse_step": 1, "decoder_sparse_step": 1}
+            | {"feed_forward_proj": "gated-gelu"},
+            {"sites": 12, "encoder_sites": 6, "tied_embeddings": True, "expert_matrices": 2},
         ),
         # 32 buckets on each side, for each of four heads; or as many as are given.
         (

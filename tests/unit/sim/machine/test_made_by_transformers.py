@@ -68,6 +68,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_sparse_encoder_layers": 6,
         "num_sparse_decoder_layers": 6,
         "router_bias": True,
+        "feed_forward_proj": "gated-gelu",
     },
 }
 """What differs from the defaults of each architecture."""
