@@ -62,8 +62,9 @@ class Model:
     - The first ``encoder_sites`` sites are an encoder's. The layers of the other sites then have
       cross-attention, too.
     - The last ``draft_sites`` are layers that draft tokens, of a run that offloads their experts.
-    - ``other_site_params`` and ``other_params`` count what else a layer with experts, and the
-      model, has: biases, norms of queries and keys, gates of shared experts.
+    - ``other_layer_params``, ``other_site_params`` and ``other_params`` count what else each layer,
+      a site (once, whatever layers it has) and the model have: biases, norms of queries and keys,
+      gates of shared experts. Below 0 is a layer that lacks its two norms, or one of them.
     - The last ``null_experts`` of ``experts`` compute nothing. They have no weights and are never a
       need.
     - ``gates_of`` and ``sizes_of`` are given for a transplant: they name the model whose gates are
@@ -108,6 +109,7 @@ class Model:
     draft_sites: int = 0
     fused_gate: bool = False
     windows: tuple[int, ...] = ()
+    other_layer_params: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -135,6 +137,12 @@ class Model:
             "null_experts",
         ):
             require_number(f"model.{name}", getattr(self, name), whole=True)
+        require_number(
+            "model.other_layer_params",
+            self.other_layer_params,
+            minimum=-2 * self.hidden,
+            whole=True,
+        )
         for name in ("dense_bits", "kv_bits"):
             require_number(f"model.{name}", getattr(self, name), minimum=1)
         require_flag("model.tied_embeddings", self.tied_embeddings)
@@ -345,7 +353,11 @@ class Model:
     def block_params(self, site: int) -> int:
         """The parameters of a site's dense block: all of its layers but the routed experts."""
         crosses = self.encoder_sites > 0 and not self.is_encoder(site)
-        layer = self.attention_params * (1 + crosses) + (2 + crosses) * self.hidden
+        layer = (
+            self.attention_params * (1 + crosses)
+            + (2 + crosses) * self.hidden
+            + self.other_layer_params
+        )
         dense = self.expert_matrices * self.hidden * self.dense_intermediate
         shared = self.expert_matrices * self.hidden * self.shared_intermediate
         layers = self.layers_at(site)

@@ -6,21 +6,28 @@ Every key is either read, or known to change no size, or refused: an unknown key
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from sim.machine.config_keys import MORE, NO_SIZE, READ, SIDES, TOP_K_OF, WINDOW_OF
+from sim.machine.config_keys import (
+    DENSE_WIDTH,
+    HEAD_DIM,
+    ONE_SHARED,
+    SHARED_COUNT,
+    SHARED_WIDTH,
+    TIED,
+    TOP_K_OF,
+)
+from sim.machine.config_layers import layers_of, windows_of
+from sim.machine.config_parts import Widths, parts, parts_once
+from sim.machine.config_refusals import check_known
+from sim.machine.config_values import Config, ConfigError, agreed, number, optional
 from sim.machine.model import LatentAttention, Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
-Config = Mapping[str, Any]
-QUANTIZED = "quantization_config"
-
-
-class ConfigError(ValueError):
-    """A configuration from which no sizes can be computed; the message says what was found."""
+QUANTIZED, TIE = "quantization_config", "tie_word_embeddings"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -43,7 +50,10 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} holds a {type(found).__name__}, not the keys and values of a config.json"
         )
     text = found.get("text_config")
-    config = found if not isinstance(text, dict) else {QUANTIZED: found.get(QUANTIZED), **text}
+    config = found
+    if isinstance(text, dict):
+        # What is said of the whole holds for its text, unless that says otherwise.
+        config = {key: found[key] for key in (QUANTIZED, TIE) if key in found} | text
     return {str(key): value for key, value in config.items()}
 
 
@@ -52,37 +62,40 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
 
     Raise ConfigError where it lacks a size, or has unknown keys or unsupported layers.
     """
-    _check_known(config, name)
-    hidden, width = _number(config, "hidden", name), _number(config, "width", name)
-    expert_width = _optional(config, "moe_intermediate_size") or width
-    heads = _number(config, "heads", name)
+    check_known(config, name)
+    hidden = number(config, "hidden", name)
+    expert_width = optional(config, "moe_intermediate_size") or number(config, "width", name)
+    heads = number(config, "heads", name)
     latent = _latent(config)
     head_dim = (
         latent.nope_dim + latent.rope_dim if latent else _head_dim(config, hidden, heads, name)
     )
-    leading, per_site, sites, encoder = _layers(config, name)
-    dense = width if leading or per_site else 0
-    kv_heads = _optional(config, "num_key_value_heads") or heads
-    experts = _number(config, "experts", name)
+    leading, per_site, sites, encoder = layers_of(config, name)
+    dense = _dense_width(config, name) if leading or per_site else 0
+    kv_heads = optional(config, "num_key_value_heads") or heads
+    experts = number(config, "experts", name)
     kind = str(config.get("model_type"))
     is_gpt_oss = kind == "gpt_oss"
+    in_layer, in_site = parts(config, Widths(hidden, heads, kv_heads, head_dim, experts, latent))
     try:
         model = Model(
             name=name,
             sites=sites,
             experts=experts,
-            top_k=TOP_K_OF.get(kind) or _number(config, "top_k", name),
+            top_k=TOP_K_OF.get(kind) or number(config, "top_k", name),
             hidden=hidden,
             expert_intermediate=expert_width,
-            expert_matrices=_matrices(config),
+            expert_matrices=2
+            if encoder
+            else 3,  # Switch and NLLB-MoE have no gate, whatever is said
             expert_biases=(
                 2 * expert_width + hidden
                 if is_gpt_oss
-                else width + hidden
+                else expert_width + hidden
                 if kind == "nllb-moe"
                 else 0
             ),
-            shared_intermediate=_shared(config, expert_width),
+            shared_intermediate=_shared(config, kind, expert_width, name),
             leading_dense_layers=leading,
             dense_layers_per_site=per_site,
             dense_intermediate=dense,
@@ -91,12 +104,13 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             kv_heads=kv_heads,
             head_dim=head_dim,
             latent=latent,
-            other_site_params=_other(config, hidden, heads, kv_heads, head_dim, experts),
-            other_params=_other_once(config, hidden, width, heads, sites * per_site),
-            vocab=_number(config, "vocab", name),
-            tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0)),
+            other_layer_params=in_layer,
+            other_site_params=in_site,
+            other_params=parts_once(config, hidden, dense, heads, sites * per_site),
+            vocab=number(config, "vocab", name),
+            tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0 or kind in TIED)),
             stored=_stored(config),
-            windows=_windows(config, leading + sites * (1 + per_site), name),
+            windows=windows_of(config, leading + sites * (1 + per_site), name),
             source=source,
         )
         return replace(model, dense_bits=_dense_bits(model))
@@ -124,50 +138,8 @@ def _dense_bits(model: Model) -> float:
     return round(PRECISIONS["fp8"].gate * (1 - share) + model.dense_bits * share, 2)
 
 
-def _check_known(config: Config, name: str) -> None:
-    read = {key for keys in READ.values() for key in keys} | set(MORE)
-    unknown = {
-        key: config[key]
-        for key in sorted(set(config) - read - set(NO_SIZE))
-        if config[key] is not None
-    }
-    if unknown:
-        found = ", ".join(f"{key}={json.dumps(value)[:60]}" for key, value in unknown.items())
-        raise ConfigError(
-            f"{name}: nobody knows whether these keys change sizes: {found}; take out of a copy of"
-            " the file those that do not, or write conf/model/NAME.yaml by hand (docs/machines.md)"
-        )
-    types = set(config.get("layer_types") or ())
-    if types - WINDOW_OF.keys():
-        raise ConfigError(
-            f"{name}: layer_types has {', '.join(sorted(types - WINDOW_OF.keys()))}; only layers of"
-            " full or sliding attention have the sizes that are computed here"
-        )
-
-
-def _optional(config: Config, key: str) -> int:
-    """The size under ``key``, 0 where there is none."""
-    value = config.get(key)
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{key}={value!r} must be a whole number >= 0")
-    return value
-
-
-def _number(config: Config, what: str, name: str) -> int:
-    found = {key: size for key in READ[what] if (size := _optional(config, key))}
-    if not found:
-        raise ConfigError(
-            f"{name}: none of {', '.join(READ[what])} is given (this is the model's {what})"
-        )
-    if len(set(found.values())) > 1:
-        raise ConfigError(f"{name}: {found} name one thing ({what}) and differ")
-    return next(iter(found.values()))
-
-
 def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:
-    given = _optional(config, "head_dim") or _optional(config, "d_kv")
+    given = agreed(config, HEAD_DIM, name)
     if not given and hidden % heads:
         raise ConfigError(
             f"{name}: hidden {hidden} is no multiple of {heads} heads, and head_dim is not given"
@@ -175,193 +147,23 @@ def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:
     return given or hidden // heads
 
 
-def _matrices(config: Config) -> int:
-    """Two where the experts of an encoder-decoder have no gate, else three."""
-    if not config.get("is_encoder_decoder"):
-        return 3
-    return (
-        3 if "gated" in str(config.get("feed_forward_proj", config.get("dense_act_fn", ""))) else 2
-    )
+def _dense_width(config: Config, name: str) -> int:
+    """The width of layers without experts, where it is not that of the experts' key."""
+    return agreed(config, DENSE_WIDTH, name) or number(config, "width", name)
 
 
-def _shared(config: Config, expert_width: int) -> int:
-    count = _optional(config, "n_shared_experts") or _optional(config, "moe_num_shared_experts")
-    return _optional(config, "shared_expert_intermediate_size") or count * expert_width
+def _shared(config: Config, kind: str, expert_width: int, name: str) -> int:
+    count = agreed(config, SHARED_COUNT, name)
+    if kind in ONE_SHARED:
+        count, expert_width = count or 1, number(config, "width", name)
+    return agreed(config, SHARED_WIDTH, name) or count * expert_width
 
 
 def _latent(config: Config) -> LatentAttention | None:
-    if not _optional(config, "kv_lora_rank"):
+    if not optional(config, "kv_lora_rank"):
         return None
     names = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    return LatentAttention(*(_optional(config, key) for key in names))
-
-
-def _windows(config: Config, layers: int, name: str) -> tuple[int, ...]:
-    """``Model.windows``, as the shortest pattern that repeats.
-
-    A window that no text of the model is longer than is none.
-    """
-    longest = _optional(config, "max_position_embeddings")
-    found = [
-        window if not longest or window < longest else 0
-        for window in (_window(config, of, name) for of in _layer_types(config, layers, name))
-    ]
-    if not any(found):
-        return ()
-    repeats = (n for n in range(1, layers) if found[n:] == found[:-n])
-    return tuple(found[: next(repeats, layers)])
-
-
-def _window(config: Config, layer_type: str, name: str) -> int:
-    key = WINDOW_OF[layer_type]
-    if key is None:
-        return 0
-    if not (window := _optional(config, key)):
-        raise ConfigError(f"{name}: its layers have {layer_type}, and {key} is not given")
-    return window
-
-
-def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
-    """What each layer attends to; where no key says it, what transformers takes it to be."""
-    if given := config.get("layer_types"):
-        if len(given) != layers:
-            raise ConfigError(f"{name}: layer_types has {len(given)} entries for {layers} layers")
-        return [str(one) for one in given]
-    kind, sliding = str(config.get("model_type")), "sliding_attention"
-    if kind == "gpt_oss":
-        return [("full_attention", sliding)[n % 2 == 0] for n in range(layers)]
-    says = config.get("use_sliding_window", not kind.startswith("qwen"))
-    if not says or not _optional(config, "sliding_window"):
-        return ["full_attention"] * layers
-    if (first := config.get("max_window_layers")) is None:
-        return [sliding] * layers
-    if kind == "dots1":
-        return ["full_attention" if n < first else sliding for n in range(layers)]
-    raise ConfigError(
-        f"{name}: use_sliding_window with max_window_layers={first} means other layers in one model"
-        " than in another; add layer_types, a list that says what each layer attends to"
-    )
-
-
-def _other(
-    config: Config, hidden: int, heads: int, kv_heads: int, head_dim: int, experts: int
-) -> int:
-    """``Model.other_site_params``: biases, norms of queries and keys, gates of shared experts."""
-    kind = str(config.get("model_type"))
-    projected = (heads + 2 * kv_heads) * head_dim
-    # qkv_bias is Qwen2-MoE's key, true by default; attention_bias counts the output's bias, too.
-    total = projected if config.get("qkv_bias", kind == "qwen2_moe") else 0
-    if config.get("attention_bias", kind == "gpt_oss"):
-        total += projected + hidden
-    total += hidden if _optional(config, "shared_expert_intermediate_size") else 0
-    total += 2 * head_dim if kind == "qwen3_moe" or config.get("use_qk_norm") else 0
-    norms = (heads + kv_heads) * head_dim
-    total += {
-        "olmoe": norms,
-        "flex_olmo": norms,
-        "phimoe": 2 * hidden,
-        "deepseek_v3": experts,
-        "glm4_moe": experts,
-        "ernie4_5_moe": experts,
-        "gpt_oss": heads + experts,
-    }.get(kind, 0)
-    return total
-
-
-def _other_once(config: Config, hidden: int, width: int, heads: int, dense_layers: int) -> int:
-    """``Model.other_params``: relative positions by head, biases outside of experts.
-
-    Those of both sides of an encoder-decoder model are counted.
-    """
-    kind = str(config.get("model_type"))
-    if kind == "switch_transformers":
-        return 2 * heads * (_optional(config, "relative_attention_num_buckets") or 32)
-    if kind == "phimoe":
-        return hidden + (_optional(config, "vocab_size") if config.get("lm_head_bias") else 0)
-    if kind == "nllb-moe":
-        # Biases in units of hidden: an encoder layer has one attention (4) and two norms (2), a
-        # decoder layer two (8) and three (3), together 17. Each side ends with one more norm.
-        return hidden * (17 * _optional(config, "encoder_layers") + 2) + dense_layers * (
-            width + hidden
-        )
-    return 0
-
-
-def _layers(config: Config, name: str) -> tuple[int, int, int, int]:
-    """How layers with and without experts alternate.
-
-    Returns four numbers: leading layers without experts, layers without experts before every site,
-    sites, and how many of the sites are an encoder's.
-    """
-    layers = _number(config, "sites", name)
-    if config.get("is_encoder_decoder"):
-        return _encoder_decoder(config, layers, name)
-    leading = _optional(config, "first_k_dense_replace") or _optional(
-        config, "moe_layer_start_index"
-    )
-    alone = sorted(config.get("mlp_only_layers") or ())
-    if isinstance(frequency := config.get("moe_layer_freq"), list):
-        alone = [layer for layer, has_experts in enumerate(frequency) if not has_experts]
-    last = config.get("moe_layer_end_index")
-    if last not in (None, -1, layers - 1):
-        raise ConfigError(
-            f"{name}: moe_layer_end_index={last} leaves layers without experts after the last with"
-            " them"
-        )
-    if alone:
-        if alone != list(range(len(alone))) or leading not in (0, len(alone)):
-            raise ConfigError(
-                f"{name}: layers {alone[:8]} have no experts; only the first ones may lack them"
-            )
-        leading = len(alone)
-    step = max(
-        [_optional(config, key) for key in ("decoder_sparse_step", "moe_layer_interval")] + [1]
-    )
-    if not isinstance(frequency, list):
-        step = max(step, _optional(config, "moe_layer_freq"))
-    if step > 1 and (leading or layers % step):
-        raise ConfigError(
-            f"{name}: one in {step} of {layers} layers has experts, and the first {leading} have"
-            " none: the sizes of such a model are not computed here"
-        )
-    return leading, step - 1, (layers - leading) // step, 0
-
-
-def _encoder_decoder(config: Config, layers: int, name: str) -> tuple[int, int, int, int]:
-    decoder_layers = _optional(config, "num_decoder_layers") or _optional(config, "decoder_layers")
-    sides = {
-        "layers": (layers, decoder_layers),
-        "width": tuple(_optional(config, f"{side}_ffn_dim") for side in SIDES),
-        "heads": tuple(_optional(config, f"{side}_attention_heads") for side in SIDES),
-        "layers with experts": (
-            _sparse(config, SIDES[0], layers, name),
-            _sparse(config, SIDES[1], decoder_layers, name),
-        ),
-    }
-    for what, (encoder, decoder) in sides.items():
-        if encoder != decoder:
-            raise ConfigError(
-                f"{name}: {encoder} {what} in the encoder, {decoder} in the decoder; they must be"
-                " equal"
-            )
-    sparse = sides["layers with experts"][0]
-    return 0, layers // sparse - 1, 2 * sparse, sparse
-
-
-def _sparse(config: Config, side: str, layers: int, name: str) -> int:
-    """How many layers of one side have experts: the last of every group of so many layers."""
-    count, step = (
-        _optional(config, f"num_sparse_{side}_layers"),
-        _optional(config, f"{side}_sparse_step"),
-    )
-    if not count and step:
-        count = layers // step
-    if not count or layers % count or (step and step != layers // count):
-        raise ConfigError(
-            f"{name}: {count} of {layers} {side} layers have experts, one in {step}: these do not"
-            " go together"
-        )
-    return count
+    return LatentAttention(*(optional(config, key) for key in names))
 
 
 def config_text(model: Model, source: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sim.machine.model import LatentAttention, Model
-from sim.machine.model_config import ConfigError, config_text, model_from_config
+from sim.machine.model_config import config_text, model_from_config
 
 SMALL: dict[str, Any] = {
     "model_type": "mixtral",
@@ -69,41 +68,103 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         (
             {"n_shared_experts": 3, "shared_expert_intermediate_size": 7},
-            {"shared_intermediate": 7, "other_site_params": 8},  # and a gate of hidden inputs
+            {"shared_intermediate": 7},
         ),
-        # Biases: of queries, keys and values 24, of the output 8.
-        ({"model_type": "qwen2_moe"}, {"other_site_params": 24}),
-        ({"model_type": "qwen2_moe", "qkv_bias": False}, {"other_site_params": 0}),
-        ({"qkv_bias": True}, {"other_site_params": 24}),
-        ({"attention_bias": True}, {"other_site_params": 32}),
+        # A gate of the shared expert. Biases: of queries, keys and values 24, of the output 8.
+        ({"model_type": "qwen2_moe"}, {"other_layer_params": 24, "other_site_params": 8}),
+        (
+            {"model_type": "qwen2_moe", "qkv_bias": False},
+            {"other_layer_params": 0, "other_site_params": 8},
+        ),
+        ({"qkv_bias": True}, {"other_layer_params": 24}),
+        ({"attention_bias": True}, {"other_layer_params": 32}),
+        ({"router_bias": True}, {"other_site_params": 4}),
+        # Shared experts by other words; one that no key names.
+        ({"num_shared_experts": 3}, {"shared_intermediate": 48}),
+        ({"shared_intermediate_size": 7}, {"shared_intermediate": 7}),
+        (
+            {"model_type": "llama4_text", "use_qk_norm": True, "attention_chunk_size": 9},
+            {"shared_intermediate": 16, "windows": (9, 9, 9, 0)},
+        ),
+        (
+            {"model_type": "hunyuan", "num_shared_expert": [2] * 6, "use_cla": False}
+            | {"moe_intermediate_size": 6},
+            {"expert_intermediate": 6, "shared_intermediate": 32, "other_layer_params": 6},
+        ),
+        # Gates of attention: of each of 4 x 3 outputs for 8 inputs, or one of each head.
+        (
+            {"model_type": "afmoe", "global_attn_every_n_layers": 3, "sliding_window": 7},
+            {
+                "other_layer_params": 6 + 96 + 16,
+                "other_site_params": 4,
+                "windows": (7, 7, 0),
+            },
+        ),
+        (
+            {"model_type": "laguna", "gating": "per-element"},
+            {"other_layer_params": 6 + 96, "other_site_params": 4},
+        ),
+        ({"model_type": "laguna"}, {"other_layer_params": 6 + 32, "other_site_params": 4}),
+        (
+            {"model_type": "beam"},
+            {"other_layer_params": 6 + 96 + 4 + 16, "other_site_params": 4},
+        ),
+        ({"model_type": "cohere2_moe"}, {"other_layer_params": -8, "tied_embeddings": True}),
+        (
+            {"model_type": "cohere2_moe", "tie_word_embeddings": False},
+            {"other_layer_params": -8},
+        ),
+        ({"model_type": "axk1"}, {"other_site_params": 4 + 8}),
+        # A size once for each layer.
+        ({"moe_intermediate_size": [6] * 6}, {"expert_intermediate": 6}),
+        ({"num_attention_heads_per_layer": [4] * 6}, {}),
         # A norm of one head's queries, and one of its keys.
-        ({"model_type": "qwen3_moe"}, {"other_site_params": 6}),
-        ({"use_qk_norm": True}, {"other_site_params": 6}),
-        ({"model_type": "olmoe"}, {"other_site_params": 18}),
-        ({"model_type": "flex_olmo"}, {"other_site_params": 18}),
+        ({"model_type": "qwen3_moe"}, {"other_layer_params": 6}),
+        ({"use_qk_norm": True}, {}),
+        ({"model_type": "olmoe"}, {"other_layer_params": 18}),
+        ({"model_type": "flex_olmo"}, {"other_layer_params": 18}),
+        ({"model_type": "flint"}, {"other_layer_params": 10}),  # and a sink of each head
         # A correction of the gate for each expert.
         ({"model_type": "deepseek_v3"}, {"other_site_params": 4}),
         ({"model_type": "glm4_moe"}, {"other_site_params": 4}),
+        (
+            {"model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": True},
+            {"other_layer_params": 6 + 24, "other_site_params": 4},  # the output has no bias
+        ),
+        (
+            {"model_type": "minimax_m2", "use_qk_norm": True},
+            {"other_layer_params": 18, "other_site_params": 4},
+        ),
         ({"model_type": "ernie4_5_moe"}, {"other_site_params": 4}),
         # Biases of two norms; of the last norm; of the vocabulary's matrix.
-        ({"model_type": "phimoe"}, {"other_site_params": 16, "other_params": 8}),
+        ({"model_type": "phimoe"}, {"other_layer_params": 16, "other_params": 8}),
         (
             {"model_type": "phimoe", "lm_head_bias": True},
-            {"other_site_params": 16, "other_params": 18},
+            {"other_layer_params": 16, "other_params": 18},
         ),
-        # 32 biases of attention, 4 sinks, 4 biases of the router; an expert's 2 x 16 + 8.
+        # 32 biases of attention and 4 sinks, 4 biases of the router; an expert's 2 x 16 + 8.
         (
             {"model_type": "gpt_oss", "sliding_window": 7},
-            {"other_site_params": 40, "expert_biases": 40, "windows": (7, 0)},
+            {
+                "other_layer_params": 36,
+                "other_site_params": 4,
+                "expert_biases": 40,
+                "windows": (7, 0),
+            },
         ),
         (
             {"model_type": "gpt_oss", "sliding_window": 7, "attention_bias": False},
-            {"other_site_params": 8, "expert_biases": 40, "windows": (7, 0)},
+            {
+                "other_layer_params": 4,
+                "other_site_params": 4,
+                "expert_biases": 40,
+                "windows": (7, 0),
+            },
         ),
         # Windows: where layers say so, by the shortest pattern; else of all, or as the kind has it.
         ({"sliding_window": 7}, {"windows": (7,)}),
         ({"sliding_window": 7, "use_sliding_window": False}, {}),
-        ({"sliding_window": 7, "model_type": "qwen3_moe"}, {"other_site_params": 6}),
+        ({"sliding_window": 7, "model_type": "qwen3_moe"}, {"other_layer_params": 6}),
         ({"sliding_window": 7, "max_position_embeddings": 8}, {"windows": (7,)}),
         ({"sliding_window": 7, "max_position_embeddings": 7}, {}),
         ({"sliding_window": 7, "layer_types": ["full_attention"] * 6}, {}),
@@ -129,9 +190,12 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         (
             {"sliding_window": 7, "model_type": "dots1", "max_window_layers": 4},
-            {"windows": (0, 0, 0, 0, 7, 7)},
+            {"windows": (0, 0, 0, 0, 7, 7), "other_layer_params": 6, "other_site_params": 4},
         ),
-        ({"sliding_window": 7, "model_type": "dots1", "max_window_layers": 6}, {}),
+        (
+            {"sliding_window": 7, "model_type": "dots1", "max_window_layers": 6},
+            {"other_layer_params": 6, "other_site_params": 4},
+        ),
         # Layers without experts.
         (
             {"first_k_dense_replace": 2, "moe_intermediate_size": 6},
@@ -153,6 +217,26 @@ def test_a_plain_configuration_gives_every_size() -> None:
             {"sites": 4, "leading_dense_layers": 2, "dense_intermediate": 16},
         ),
         ({"moe_layer_freq": [1] * 6}, {}),
+        (
+            {"mlp_layer_types": ["dense", *["sparse"] * 5], "num_dense_layers": 1},
+            {"sites": 5, "leading_dense_layers": 1, "dense_intermediate": 16},
+        ),
+        (
+            {"is_moe_layer": [False, False, True] * 2, "intermediate_size_mlp": 5},
+            {"sites": 2, "dense_layers_per_site": 2, "dense_intermediate": 5},
+        ),
+        (
+            {"moe_layers": [1, 3, 5], "prefix_dense_intermediate_size": 5},
+            {"sites": 3, "dense_layers_per_site": 1, "dense_intermediate": 5},
+        ),
+        (
+            {"interleave_moe_layer_step": 2, "dense_intermediate_size": 5},
+            {"sites": 3, "dense_layers_per_site": 1, "dense_intermediate": 5},
+        ),
+        (
+            {"intermediate_size": "absent", "moe_intermediate_size": 16},
+            {},
+        ),
         ({"moe_layer_freq": 1}, {}),
         (
             {"moe_layer_freq": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 6},
@@ -164,8 +248,13 @@ def test_a_plain_configuration_gives_every_size() -> None:
             },
         ),
         (
-            {"moe_layer_freq": 3},
-            {"sites": 2, "dense_layers_per_site": 2, "dense_intermediate": 16},
+            {"decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
+            {
+                "sites": 2,
+                "leading_dense_layers": 2,
+                "dense_layers_per_site": 1,
+                "dense_intermediate": 16,
+            },
         ),
         (
             {"moe_layer_interval": 2, "decoder_sparse_step": 1},
@@ -191,8 +280,10 @@ def test_a_plain_configuration_gives_every_size() -> None:
             {"sites": 12, "encoder_sites": 6, "expert_matrices": 2},
         ),
         (
-            SIDES | {"encoder_sparse_step": 1, "decoder_sparse_step": 1, "dense_act_fn": "gated-x"},
-            {"sites": 12, "encoder_sites": 6, "tied_embeddings": True},
+            SIDES
+            | {"encoder_sparse_step": 1, "decoder_sparse_step": 1}
+            | {"feed_forward_proj": "gated-gelu"},
+            {"sites": 12, "encoder_sites": 6, "tied_embeddings": True, "expert_matrices": 2},
         ),
         # 32 buckets on each side, for each of four heads; or as many as are given.
         (
@@ -230,60 +321,8 @@ def test_compressed_attention_gives_its_widths_and_a_head_is_as_wide_as_its_quer
     assert (found.latent, found.head_dim) == (LatentAttention(0, 5, 2, 7, 6), 9)
     assert read(**widths, q_lora_rank=4).latent == LatentAttention(4, 5, 2, 7, 6)
     assert read(kv_lora_rank=None, q_lora_rank=4).latent is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"b": [1] * 40, "a": 1, "c": None},
-            f"nobody knows whether these keys change sizes: a=1, b={str([1] * 40)[:60]}; take",
-        ),
-        ({"layer_types": ["x", "full_attention", "m"]}, "layer_types has m, x; only"),
-        ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 entries for 6 layers"),
-        (
-            {"layer_types": ["sliding_attention"] * 6},
-            "its layers have sliding_attention, and sliding_window is not given",
-        ),
-        (
-            {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 4},
-            "max_window_layers=4 means other layers in one model than in another; add layer_types",
-        ),
-        ({"hidden_size": True}, "hidden_size=True must be a whole number >= 0"),
-        ({"hidden_size": 8.0}, "hidden_size=8.0 must be a whole number >= 0"),
-        (
-            {"hidden_size": 0},
-            "small: none of hidden_size, d_model is given (this is the model's hidden)",
-        ),
-        ({"moe_layer_end_index": 6}, "small: moe_layer_end_index=6 leaves layers"),
-        (
-            {"mlp_only_layers": [*range(1, 11)], "num_hidden_layers": 12},
-            "small: layers [1, 2, 3, 4, 5, 6, 7, 8] have no experts; only the first",
-        ),
-        (
-            {"mlp_only_layers": [0], "first_k_dense_replace": 2},
-            "small: layers [0] have no experts; only the first ones may lack them",
-        ),
-        (
-            {"moe_layer_freq": 2, "first_k_dense_replace": 2},
-            "small: one in 2 of 6 layers has experts, and the first 2 have none: the sizes",
-        ),
-        (
-            {"moe_layer_interval": 4},
-            "small: one in 4 of 6 layers has experts, and the first 0 have none: the sizes",
-        ),
-        (
-            SIDES | {"encoder_sparse_step": 4, "num_sparse_decoder_layers": 3},
-            "small: 1 of 6 encoder layers have experts, one in 4: these do not go together",
-        ),
-        ({"num_experts_per_tok": 5}, "small: model.top_k=5 exceeds model.experts=4"),
-    ],
-)
-def test_what_gives_no_sizes_is_refused_with_what_was_found(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        read(**changes)
+    biased = read(**widths, q_lora_rank=4, attention_bias=True)
+    assert biased.other_layer_params == 4 + (5 + 2) + 8, "of what is compressed, and of the output"
 
 
 def test_the_file_of_a_model_has_what_is_not_as_usual() -> None:

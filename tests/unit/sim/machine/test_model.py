@@ -340,6 +340,13 @@ def test_parameters_in_all_and_of_one_token_by_hand() -> None:
     more = small(other_site_params=7, other_params=5, shared_intermediate=2)
     assert more.block_params(0) == 240 + 7 + 3 * 8 * 2
     assert more.dense_params == 888 + 5 + 3 * (7 + 48)
+    layers = {"leading_dense_layers": 2, "dense_layers_per_site": 1, "dense_intermediate": 1}
+    plain, told = small(**layers), small(**layers, other_layer_params=9)
+    added = [told.block_params(site) - plain.block_params(site) for site in range(3)]
+    assert added == [4 * 9, 2 * 9, 2 * 9], "a site's own layer, and those before it"
+    assert small(other_layer_params=-16).block_params(0) == 240 - 16, "without its two norms"
+    with pytest.raises(ValueError, match=r"^model\.other_layer_params=-17 must be "):
+        small(other_layer_params=-17)
     assert small(dense_bits=5).block_bytes(0) == 150
     assert small(dense_bits=3).block_bytes(0) == 90
     odd = small(hidden=1, head_dim=1, heads=1, dense_bits=3)

@@ -1,7 +1,4 @@
-"""Sizes from a transformers config.json, against the parameters that transformers itself makes.
-
-What cannot be read is refused.
-"""
+"""Sizes from a transformers config.json: the bundled models', some by hand, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from sim.machine.config_values import ConfigError
 from sim.machine.model import Model
-from sim.machine.model_config import ConfigError, config_text, model_from_config, read_config
+from sim.machine.model_config import config_text, model_from_config, read_config
 from sim.models import main, request_of
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
@@ -58,40 +56,7 @@ def conf(name: str) -> Model:
         return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
-# Against transformers
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_hidden_layers": 2},
-    "qwen2_moe": {"num_hidden_layers": 2},
-    "qwen3_moe": {"num_hidden_layers": 2},
-    "deepseek_v2": {"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
-    "olmoe": {"num_hidden_layers": 2},
-    "gpt_oss": {"num_hidden_layers": 2},
-    "phimoe": {"num_hidden_layers": 2, "attention_bias": True, "lm_head_bias": True},
-    "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
-    "nllb-moe": {"encoder_layers": 8, "decoder_layers": 8, "num_experts": 8},
-    "flex_olmo": {"num_hidden_layers": 2},
-    "ernie4_5_moe": {"num_hidden_layers": 3, "moe_layer_end_index": 2},
-    "granitemoe": {"num_hidden_layers": 2},
-}
-"""Configurations whose models transformers makes on the meta device; the rest are defaults."""
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_parameter_that_transformers_makes_is_counted(family: str, tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    config = mapping[family](**FAMILIES[family])
-    config.save_pretrained(tmp_path)
-    auto = (
-        transformers.AutoModelForSeq2SeqLM
-        if config.is_encoder_decoder
-        else transformers.AutoModelForCausalLM
-    )
-    with torch.device("meta"):
-        made = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
-    model = model_from_config(read_config(tmp_path / "config.json"), "made", "transformers")
-    assert model.total_params == made
+# Against the bundled files
 
 
 @pytest.mark.parametrize("name", ["tiny_qwen2moe", "tiny_switch", "tiny_mixtral"])
@@ -193,6 +158,17 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
     assert model_from_config(read_config(path), "small", "a test") == small()
 
 
+def test_what_is_said_of_the_whole_holds_for_its_text_unless_that_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    """The embedding of a model with sight was read as two matrices, where only the whole tied it."""
+    tied = {"tie_word_embeddings": True}
+    whole = config_file(tmp_path, {"text_config": SMALL, **tied})
+    assert model_from_config(read_config(whole), "small", "a test") == small(**tied)
+    config_file(tmp_path, {"text_config": SMALL | tied, "tie_word_embeddings": False})
+    assert model_from_config(read_config(whole), "small", "a test") == small(**tied)
+
+
 # Refusals
 
 
@@ -200,8 +176,8 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
     ("changes", "message"),
     [
         (
-            {"mamba_expand": 2},
-            r"nobody knows whether these keys change sizes: mamba_expand=2; take out",
+            {"nobody_knows": 2},
+            r"nobody knows whether these keys change sizes: nobody_knows=2; take out",
         ),
         (
             {"num_local_experts": "absent"},
@@ -209,7 +185,7 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
         ),
         (
             {"num_experts": 5},
-            r"{'num_local_experts': 4, 'num_experts': 5} name one thing \(experts\) and differ",
+            r"{'num_local_experts': 4, 'num_experts': 5} name one thing and differ",
         ),
         ({"hidden_size": "8"}, r"hidden_size='8' must be a whole number >= 0"),
         ({"hidden_size": -8}, r"hidden_size=-8 must be a whole number >= 0"),
@@ -219,14 +195,14 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
         ),
         ({"num_experts_per_tok": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
         (
-            {"layer_types": ["linear_attention"]},
-            r"layer_types has linear_attention; only layers of full",
+            {"layer_types": ["star_attention"]},
+            r"layer_types has star_attention; only layers of full",
         ),
         (
             {"mlp_only_layers": [1]},
-            r"layers \[1\] have no experts; only the first ones may lack them",
+            r"layers \[1\] of 3 have no experts; only the first ones may lack them",
         ),
-        ({"decoder_sparse_step": 2}, r"one in 2 of 3 layers has experts"),
+        ({"decoder_sparse_step": 2}, r"layers \[0, 2\] of 3 have no experts"),
         ({"moe_layer_end_index": 1}, r"moe_layer_end_index=1 leaves layers without experts after"),
         (
             {"num_experts_per_tok": "absent"},
