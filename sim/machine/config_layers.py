@@ -17,6 +17,8 @@ from sim.machine.config_keys import (
 )
 from sim.machine.config_values import Config, ConfigError, agreed, listing, number, optional
 
+MOST_LAYERS = 10_000
+
 
 def layers_of(config: Config, name: str) -> tuple[int, int, int, int]:
     """How layers with and without experts alternate.
@@ -25,6 +27,8 @@ def layers_of(config: Config, name: str) -> tuple[int, int, int, int]:
     sites, and how many of the sites are an encoder's.
     """
     layers = number(config, "sites", name)
+    if layers > MOST_LAYERS:
+        raise ConfigError(f"{name}: {layers} layers, and at most {MOST_LAYERS:,} are read")
     if config.get("is_encoder_decoder"):
         return _encoder_decoder(config, layers, name)
     last = config.get("moe_layer_end_index")

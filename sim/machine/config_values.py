@@ -10,6 +10,10 @@ from sim.machine.config_keys import READ
 Config = Mapping[str, Any]
 
 
+MOST = 1 << 30
+"""The largest size of one kind that is read: above all models', and small enough to compute with."""
+
+
 class ConfigError(ValueError):
     """A configuration from which no sizes can be computed; the message says what was found."""
 
@@ -23,8 +27,8 @@ def optional(config: Config, key: str) -> int:
         value = value[0]
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{key}={value!r} must be a whole number >= 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+        raise ConfigError(f"{key}={repr(value)[:60]} must be a whole number of 0 to {MOST:,}")
     return value
 
 

@@ -164,8 +164,10 @@ def test_the_documentation_has_all_architectures_that_are_read() -> None:
             {"n_shared_experts": 1, "num_shared_experts": 2},
             "small: {'n_shared_experts': 1, 'num_shared_experts': 2} name one thing and differ",
         ),
-        ({"hidden_size": True}, "hidden_size=True must be a whole number >= 0"),
-        ({"hidden_size": 8.0}, "hidden_size=8.0 must be a whole number >= 0"),
+        ({"hidden_size": True}, "hidden_size=True must be a whole number of 0 to 1,073,741,824"),
+        ({"hidden_size": 8.0}, "hidden_size=8.0 must be a whole number of 0 to 1,073,741,824"),
+        ({"hidden_size": 1 << 31}, "hidden_size=2147483648 must be a whole number of 0 to 1,073"),
+        ({"num_hidden_layers": 10_001}, "small: 10001 layers, and at most 10,000 are read"),
         (
             {"hidden_size": 0},
             "small: none of hidden_size, d_model is given (this is the model's hidden)",

@@ -187,8 +187,8 @@ def test_what_is_said_of_the_whole_holds_for_its_text_unless_that_says_otherwise
             {"num_experts": 5},
             r"{'num_local_experts': 4, 'num_experts': 5} name one thing and differ",
         ),
-        ({"hidden_size": "8"}, r"hidden_size='8' must be a whole number >= 0"),
-        ({"hidden_size": -8}, r"hidden_size=-8 must be a whole number >= 0"),
+        ({"hidden_size": "8"}, r"hidden_size='8' must be a whole number of 0 to 1,073,741,824"),
+        ({"hidden_size": -8}, r"hidden_size=-8 must be a whole number of 0 to 1,073,741,824"),
         (
             {"num_attention_heads": 3},
             r"hidden 8 is no multiple of 3 heads, and head_dim is not given",
