@@ -23,7 +23,8 @@ from real.calibration.in_run import InParts, in_parts, in_run
 from real.calibration.write import Machine, gathers_of, hardware_text
 from sim.answers.recorded_run import Recorded, read_recorded, stored_bytes, words_of
 from sim.engine.simulate import simulate
-from sim.machine.model import LatentAttention, Model
+from sim.machine.attention import LatentAttention
+from sim.machine.model import Model
 from sim.results.frames import Frames
 from sim.setup.build import build
 from sim.setup.configure import changes, configure

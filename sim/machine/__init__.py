@@ -3,12 +3,13 @@
 The names exported here are public: configurations use them.
 """
 
+from sim.machine.attention import LatentAttention
 from sim.machine.devices import Device, Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
-from sim.machine.model import LatentAttention, Model
+from sim.machine.model import Model
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap
 from sim.machine.precision import Precision
 from sim.machine.validated import Validated

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sim.machine.attention import LatentAttention
 from sim.machine.config_values import Config, optional
-from sim.machine.model import LatentAttention
 
 
 @dataclass(frozen=True)

@@ -7,41 +7,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from sim.machine.attention import LatentAttention
 from sim.machine.precision import AS_STORED, PRECISIONS, PROJECTIONS
 from sim.values.units import require_flag, require_number
 from sim.verbs.names import models_for
 
 if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
     from sim.traces.header import ModelShape
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """Attention whose keys and values are cached as one compressed vector (DeepSeek-V2's MLA).
-
-    ``query_rank`` is the width of compressed queries, 0 where they are not compressed. ``kv_rank``
-    and ``rope_dim`` together are the width of what a layer caches. ``nope_dim``, ``rope_dim`` (of
-    queries) and ``value_dim`` are widths of one head.
-    """
-
-    query_rank: int
-    kv_rank: int
-    rope_dim: int
-    nope_dim: int
-    value_dim: int
-
-    def __post_init__(self) -> None:
-        for name in ("kv_rank", "rope_dim", "nope_dim", "value_dim"):
-            require_number(f"model.latent.{name}", getattr(self, name), minimum=1, whole=True)
-        require_number("model.latent.query_rank", self.query_rank, whole=True)
-
-    def params(self, hidden: int, heads: int) -> int:
-        queries = heads * (self.nope_dim + self.rope_dim)
-        rank = self.query_rank
-        into_queries = hidden * rank + rank + rank * queries if rank else hidden * queries
-        into_cache = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
-        out_of_cache = self.kv_rank * heads * (self.nope_dim + self.value_dim)
-        return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from sim.machine.attention import LatentAttention
 from sim.machine.config_keys import (
     DENSE_WIDTH,
     HEAD_DIM,
@@ -24,7 +25,7 @@ from sim.machine.config_layers import layers_of, windows_of
 from sim.machine.config_parts import Widths, parts, parts_once
 from sim.machine.config_refusals import check_known
 from sim.machine.config_values import Config, ConfigError, agreed, number, optional
-from sim.machine.model import LatentAttention, Model
+from sim.machine.model import Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
 QUANTIZED, TIE = "quantization_config", "tie_word_embeddings"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sim.machine.attention import attended_tokens, read_tokens
 from sim.machine.hardware import Hardware
 from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
@@ -156,8 +157,8 @@ class Roofline:
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
         flops, kv_bytes = float(2 * rows * params), 0.0
         for window, count in windows:
-            attended = context if encodes else _attended(context, each, window)
-            read = min(context, window + each - 1) if window else context
+            attended = context if encodes else attended_tokens(context, each, window)
+            read = read_tokens(context, each, window)
             flops += count * rows * attended * m.attention_flops
             kv_bytes += sequences * count * m.layer_kv_bytes * read
         launches = (
@@ -291,11 +292,3 @@ class Roofline:
         pages = self.hardware.links[link].page_cache
         assert pages is not None
         return pages.kept_ns(moved_bytes) + self._search_ns(link)
-
-
-def _attended(context: int, rows: float, window: int) -> float:
-    """To how many tokens the last ``rows`` of so many attend, on average; 0: no window."""
-    beyond = min(max(context - window, 0), rows) if window else 0
-    # The last row has this many too many without a window, each before it one fewer.
-    too_many = beyond * (context - window) - beyond * (beyond - 1) / 2
-    return context - (rows - 1) / 2 - too_many / rows

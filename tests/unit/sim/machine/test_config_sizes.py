@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.machine.model import LatentAttention, Model
+from sim.machine.attention import LatentAttention
+from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config
 
 SMALL: dict[str, Any] = {

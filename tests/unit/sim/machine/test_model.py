@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sim.machine.model import LatentAttention, Model
+from sim.machine.attention import LatentAttention
+from sim.machine.model import Model
 from sim.setup.sections import make_object
 from sim.study.trials import prepared
 from sim.traces.header import ModelShape

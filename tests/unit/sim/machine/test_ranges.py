@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from sim.machine.attention import LatentAttention
 from sim.machine.devices import Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
-from sim.machine.model import LatentAttention, Model
+from sim.machine.model import Model
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap
 
 Make = Callable[..., Any]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.machine.attention import LatentAttention
 from sim.machine.hardware import Compute, Hardware
 from sim.machine.link import Link
-from sim.machine.model import LatentAttention, Model
+from sim.machine.model import Model
 from sim.machine.roofline import Roofline
 from sim.values.types import Step
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from helpers.round_machine import machine, small
+from sim.machine.attention import LatentAttention
 from sim.machine.ledger import kv_bytes, make_ledger
 from sim.machine.measured import Measured
-from sim.machine.model import LatentAttention, Model
+from sim.machine.model import Model
 from sim.machine.roofline import Roofline
 from sim.setup.on_devices import ledgers_on
 from sim.values.types import Step

@@ -1,0 +1,52 @@
+"""Attention as sizes: keys and values that are cached compressed, and windows of the last tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.values.units import require_number
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention whose keys and values are cached as one compressed vector (DeepSeek-V2's MLA).
+
+    ``query_rank`` is the width of compressed queries, 0 where they are not compressed. ``kv_rank``
+    and ``rope_dim`` together are the width of what a layer caches. ``nope_dim``, ``rope_dim`` (of
+    queries) and ``value_dim`` are widths of one head.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("kv_rank", "rope_dim", "nope_dim", "value_dim"):
+            require_number(f"model.latent.{name}", getattr(self, name), minimum=1, whole=True)
+        require_number("model.latent.query_rank", self.query_rank, whole=True)
+
+    def params(self, hidden: int, heads: int) -> int:
+        queries = heads * (self.nope_dim + self.rope_dim)
+        rank = self.query_rank
+        into_queries = hidden * rank + rank + rank * queries if rank else hidden * queries
+        into_cache = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
+        out_of_cache = self.kv_rank * heads * (self.nope_dim + self.value_dim)
+        return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
+
+
+def attended_tokens(context: int, rows: float, window: int) -> float:
+    """To how many tokens the last ``rows`` of ``context`` attend on average.
+
+    ``window``: to how many of the last ones, 0 for all.
+    """
+    beyond = min(max(context - window, 0), rows) if window else 0
+    # The last row has this many too many without a window, each before it one fewer.
+    too_many = beyond * (context - window) - beyond * (beyond - 1) / 2
+    return context - (rows - 1) / 2 - too_many / rows
+
+
+def read_tokens(context: int, rows: float, window: int) -> float:
+    """Of how many tokens the last ``rows`` of ``context`` read keys and values, each once."""
+    return min(context, window + rows - 1) if window else context
