@@ -34,6 +34,7 @@ from sim.setup.refusals import (
     check_cpu_reach,
     check_drafts,
     check_parts,
+    check_ram_cache,
     check_recorded,
     checked_settings,
 )
@@ -73,6 +74,7 @@ def build(
     check_said(parts.policies(), parts.model)
     model, hardware, selector = parts.model, parts.hardware, parts.precision
     check_changed(hardware, changed)
+    check_ram_cache(system, hardware)
     trace = trace or _shared_trace(parts, shared)
     header = trace.header
     model.check_trace(header.model, header.name, header.null_experts, header.draft_sites)
