@@ -25,6 +25,7 @@ from sim.setup.budgets import count_slots, fitting_budget, smallest_budget
 from sim.setup.control import make_controller, prepare_parts
 from sim.setup.counted_prefetches import counted_prefetches
 from sim.setup.on_devices import check_devices_parts, durations_on
+from sim.setup.own_errors import with_own_errors
 from sim.setup.own_gates import with_gates
 from sim.setup.own_policies import check_said
 from sim.setup.parts import Parts, make_parts
@@ -68,7 +69,7 @@ def build(
     Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
     them.
     """
-    config = with_gates(checked_settings(cfg))
+    config = with_own_errors(with_gates(checked_settings(cfg)))
     shared = shared or Shared(0)
     parts = make_parts(config)
     check_said(parts.policies(), parts.model)

@@ -60,6 +60,7 @@ class Built:
         for name, answer in (
             ("checked_settings", lambda cfg: ("checked", cfg)),
             ("with_gates", lambda cfg: self.config if cfg == ("checked", "cfg") else None),
+            ("with_own_errors", lambda config: config),
             ("make_parts", lambda config: self.parts if config is self.config else None),
             ("replace", lambda one, **new: named(**{**vars(one), **new})),
             ("_shared_trace", lambda parts, shared: self.trace),
