@@ -24,7 +24,7 @@ from sim.answers.whatif_figure import draw
 from sim.answers.whatif_growth import growth_in, growth_table
 from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question
 from sim.answers.whatif_words import sentence, table_of
-from sim.process.files import write_json
+from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.printing import print_text
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         place = Path(own["output_dir"]) if "output_dir" in own else _default_folder(name, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(_on_base(QUESTIONS[name], base)).system
-        with locked(place):
+        with locked(place), writing(place):
             _check_output(place, overwrite)
             try:
                 found = _with_progress(name, words, values, place / KEPT, target)

@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.machine.precision import AS_STORED
-from sim.process.files import writing_table
+from sim.process.files import writing
 from sim.process.interrupts import held_back
 from sim.process.printing import print_text
 from sim.results.bounded import bound_told
@@ -130,7 +130,8 @@ def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
                     _put_aside(directory)
                 check_writable(directory)
                 is_own = True
-            yield
+            with writing(directory):
+                yield
         except BaseException:
             if is_own:
                 _empty(directory)
@@ -276,7 +277,7 @@ def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
     """Write the rows of ``parts``, in order, to one parquet file. One part is held at a time."""
     first = next(parts)
     if (second := next(parts, None)) is None:
-        with writing_table(path):
+        with writing(path):
             first.write_parquet(path, compression="zstd")
         return
     schema, begun = first.schema, [first, second]
@@ -287,7 +288,7 @@ def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
             yield begun.pop(0)
         yield from parts
 
-    with writing_table(path):
+    with writing(path):
         register_io_source(in_order, schema=schema).sink_parquet(
             path, compression="zstd", maintain_order=True
         )
