@@ -89,7 +89,7 @@ def build(
     check_devices_parts(parts, config, workload)
     fits, known = config["budget"] == FIT, dict[str, int]()
     if hardware.devices is not None and hardware.devices.order == USE:
-        hardware = with_ranking(hardware, profile_of(trace).ranking)
+        hardware = with_ranking(hardware, profile_of(trace, workload.exclude).ranking)
         parts = replace(parts, hardware=hardware)
         known["devices"] = profiled(workload)
     budget = Budget(1.0) if fits else Budget(**config["budget"])

@@ -52,7 +52,7 @@ class Built:
             trace=named(path="/t"),
             policies=lambda: "policies",
         )
-        self.workload = named(limits="limits")
+        self.workload = named(exclude=(), limits="limits")
         self.config: dict[str, Any] = {"budget": {"resident_share": 0.25}, "seed": 9}
         self.durations: Any = Roofline()
         self.error: CapacityError | None = None
@@ -75,7 +75,7 @@ class Built:
             ("check_cpu_reach", lambda parts, geometry: self.told("cpu_reach")),
             ("check_devices_parts", lambda *given: self.told("check_devices")),
             ("with_ranking", lambda hardware, ranking: named(**vars(hardware), ranking=ranking)),
-            ("profile_of", lambda trace: named(ranking="ranking")),
+            ("profile_of", lambda trace, exclude: named(ranking="ranking")),
             ("profiled", lambda workload: 50),
             ("prepare_parts", self.prepare),
             ("held_bits", lambda held, hardware: 4.5),
