@@ -22,7 +22,7 @@ from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_bench import Bench
 from sim.answers.whatif_figure import draw
 from sim.answers.whatif_growth import growth_in, growth_table
-from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question
+from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question, of_machine
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
@@ -72,6 +72,7 @@ def answer(
             own.append(f"predictor.recall={RECALL}")
     words = _on_base(question, words)
     run = prepared(words)
+    question = of_machine(question, run)
     bench = Bench(question, words, own, run, pool, tell, directory)
     found, refused = bench.at(values)
     if not found:

@@ -11,7 +11,6 @@ from sim.results.intervals import beside
 from sim.results.labels import write_on
 from sim.results.looks import MARKERS, looks, save
 
-
 BEYOND = 3.0
 """How many times as high as the highest point, or as low as the lowest, a figure's ends may be."""
 
