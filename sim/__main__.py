@@ -106,12 +106,14 @@ def _take_flags() -> None:
     given = [word for word in sys.argv[1:] if word.startswith("flags=")]
     if not given:
         return
+    if given[1:]:
+        raise ValueError("flags= stands twice; write all flags in one, as in flags='-c 8192 -np 2'")
     # Late: other runs need none of it.
     from sim.answers.engine_flags import read_flags, words_of
 
     rest = [word for word in sys.argv[1:] if word not in given]
     words = [word for word in rest if not word.startswith("-")]
-    made = words_of(read_flags(given[-1].partition("=")[2]), words)
+    made = words_of(read_flags(given[0].partition("=")[2]), words)
     sys.argv[1:] = [*made[: len(made) - len(words)], *rest]
 
 

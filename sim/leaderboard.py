@@ -27,7 +27,7 @@ from rich.table import Table
 from sim.board.certificates import certificate
 from sim.board.entries import Board, Entry, Left, boards_of, check_entrant, entered
 from sim.board.page import coverage_of, page
-from sim.process.files import write_json
+from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.results.intervals import OVER, beside
@@ -65,7 +65,8 @@ def main(words: Sequence[str]) -> int:
         rows = {row["key"]: row for row in read_cells(output_dir).to_dicts()}
         boards, left = boards_of(rows[cell.key] for cell in cells)
         command = shlex.join(["moelab", "leaderboard", *words])
-        write(boards, left, against, command, output_dir)
+        with writing(output_dir):
+            write(boards, left, against, command, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.process.files import write_json, writing_table
+from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
@@ -206,7 +206,7 @@ def _value(words: Sequence[str], key: str) -> str | None:
 
 def _write(found: pl.DataFrame, system: str, directory: Path) -> None:
     """Write the rows as ``table.parquet``, ``table.csv`` and ``table.json``."""
-    with writing_table(directory):
+    with writing(directory):
         found.write_parquet(directory / "table.parquet")
     rows = [
         {**row, "labels": told([(system, from_row(row["labels"]))])}

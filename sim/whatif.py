@@ -22,9 +22,9 @@ from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_bench import Bench
 from sim.answers.whatif_figure import draw
 from sim.answers.whatif_growth import growth_in, growth_table
-from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question
+from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question, of_machine
 from sim.answers.whatif_words import sentence, table_of
-from sim.process.files import write_json
+from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.printing import print_text
@@ -72,6 +72,7 @@ def answer(
             own.append(f"predictor.recall={RECALL}")
     words = _on_base(question, words)
     run = prepared(words)
+    question = of_machine(question, run)
     bench = Bench(question, words, own, run, pool, tell, directory)
     found, refused = bench.at(values)
     if not found:
@@ -240,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
         place = Path(own["output_dir"]) if "output_dir" in own else _default_folder(name, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(_on_base(QUESTIONS[name], base)).system
-        with locked(place):
+        with locked(place), writing(place):
             _check_output(place, overwrite)
             try:
                 found = _with_progress(name, words, values, place / KEPT, target)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sim.machine.model import Model
 from sim.policies.tensor_overrides import EXPERTS
 from sim.setup.configure import group_of
 from sim.study.trials import prepared
@@ -48,7 +49,8 @@ NAMES = {
     "split": ("-ts", "--tensor-split"),
     "split_mode": ("-sm", "--split-mode"),
     "batch": ("-b", "--batch-size"),
-    "nothing": ("-m", "--model", "-fa", "--flash-attn"),
+    "flash": ("-fa", "--flash-attn"),
+    "nothing": ("-m", "--model"),
 }
 REFUSED = {
     ("-mg", "--main-gpu"): "the first GPU has what is of no layer",
@@ -66,6 +68,11 @@ REFUSED = {
         "how often drafts are right is not told by it; say workload=mtp_4 workload.draft_tokens=N"
     ),
 }
+FLASH = {
+    True: ("on", "enabled", "true", "1", "auto", "-1"),
+    False: ("off", "disabled", "false", "0"),
+}
+"""The values of ``-fa``. ``auto`` is on where values are quantised (``src/llama-context.cpp``)."""
 STATE_BITS = 32
 """Bits of an activation that crosses to another GPU."""
 OWNED = ("system", "cache", "placement", "loader", "budget")
@@ -116,7 +123,7 @@ class Flags:
         if self.micro_batch > BATCH:
             words += ["-b", str(self.micro_batch)]
         if self.split:
-            words += ["-ts", ",".join(f"{share:g}" for share in self.split)]
+            words += ["-ts", ",".join(map(_typed, self.split))]
         for pattern in self.patterns:
             words += ["-ot", pattern]
         if self.n_cpu_moe:
@@ -155,6 +162,8 @@ def read_flags(text: str) -> Flags:
             if value not in KV_BITS:
                 raise ValueError(f"flags: {name} {value} is none of {', '.join(KV_BITS)}")
             found[meaning] = value
+        elif meaning == "flash":
+            found[meaning] = _flash(name, value)
         elif meaning == "gpu_layers":
             _check_layers(name, value)
         elif meaning == "split":
@@ -166,6 +175,7 @@ def read_flags(text: str) -> Flags:
             found[meaning] = max(_whole(name, value, 0), found.get(meaning, 0))
         elif meaning != "nothing":
             found[meaning] = _whole(name, value, 0 if meaning == "cache_mib" else 1)
+    _check_flash(found.pop("flash", True), found.get("values", "f16"))
     found["micro_batch"] = min(found.get("micro_batch", MICRO_BATCH), found.pop("batch", BATCH))
     return Flags(patterns=tuple(patterns), **found)
 
@@ -187,6 +197,23 @@ def _whole(name: str, value: str, least: int) -> int:
     return int(value)
 
 
+def _flash(name: str, value: str) -> bool:
+    """Whether flash attention is on."""
+    for is_on, words in FLASH.items():
+        if value in words:
+            return is_on
+    raise ValueError(f"flags: {name} {value} is none of on, off, auto")
+
+
+def _check_flash(is_on: bool, values: str) -> None:
+    """Raise ValueError for quantised values without flash attention, as llama.cpp does."""
+    if not is_on and KV_BITS[values] < 16:
+        raise ValueError(
+            f"flags: -ctv {values} needs flash attention, and -fa off turns it off: llama.cpp starts"
+            " with no such line; leave out one of them"
+        )
+
+
 def _check_layers(name: str, value: str) -> None:
     if value not in ("all", "auto") and not (value.isdecimal() and int(value) >= 99):
         raise ValueError(
@@ -204,6 +231,11 @@ def _split(name: str, value: str) -> tuple[float, ...]:
             " leave out a GPU that has no layer"
         )
     return tuple(map(float, words)) if words[1:] else ()
+
+
+def _typed(share: float) -> str:
+    """A number of ``-ts``, with as many digits as it may have."""
+    return f"{share:.6f}".rstrip("0").rstrip(".")
 
 
 def _check_mode(name: str, value: str) -> None:
@@ -240,11 +272,23 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
     shared = [*made, *given]
     layers = ["system=llama_cpp_n_cpu_moe", *_quotas(flags, "cache")]
     # Of a budget of all bytes the layers' own pools took what they need; that is the budget then.
-    whole_bytes = prepared([*layers, "budget.resident_share=1", *shared]).ledger.slot_bytes
+    whole = prepared([*layers, "budget.resident_share=1", *shared])
+    _check_kinds(flags, whole.model)
     if flags.cache_mib:
         layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
-    slots_gib = max(1, whole_bytes + flags.cache_mib * MIB) / GIB
+    slots_gib = max(1, whole.ledger.slot_bytes + flags.cache_mib * MIB) / GIB
     return [*layers, f"budget.slots_gib={slots_gib!r}", *shared]
+
+
+def _check_kinds(flags: Flags, model: Model) -> None:
+    """Raise ValueError for keys and values of two types where the model caches them as one, as
+    llama.cpp does (``src/llama-context.cpp``).
+    """
+    if model.latent is not None and flags.keys != flags.values:
+        raise ValueError(
+            f"flags: -ctk {flags.keys} -ctv {flags.values}: {model.name} caches keys and values as"
+            " one compressed vector, of which llama.cpp takes one type only; say the same for both"
+        )
 
 
 def _check_said_once(made: Sequence[str], given: Sequence[str]) -> None:
@@ -270,7 +314,7 @@ def _gpus(flags: Flags, given: Sequence[str]) -> Iterator[str]:
         yield "devices=layers_2"
         yield f"hardware.devices.count={len(flags.split)}"
         yield f"hardware.devices.state_bits={STATE_BITS}"
-    shares = ",".join(f"{share:g}" for share in flags.split)
+    shares = ",".join(map(_typed, flags.split))
     yield f"hardware.devices.shares=[{shares}]"
 
 

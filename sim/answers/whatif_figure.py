@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sim.answers.whatif import Answer
 from sim.results.intervals import beside
 from sim.results.labels import write_on
 from sim.results.looks import MARKERS, looks, save
+
+BEYOND = 3.0
+"""How many times as high as the highest point, or as low as the lowest, a figure's ends may be."""
 
 
 def draw(directory: Path, found: Answer, system: str) -> None:
@@ -43,13 +48,27 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             axis.yaxis.set_minor_formatter("{x:g}")
         else:
             axis.set_ylim(0, None)
+        is_cut = _cut(axis, [row.tokens_per_s for row in found.rows])
         axis.legend()
         about = f": {found.about}" if found.about else ""
         over = "\n95 % intervals over the trace's sequences"
+        over += "; some end beyond the figure" if is_cut else ""
         shown_over = beside((row.interval for row in found.rows), over)
         figure.suptitle(f"{system}{about}{shown_over}")
         write_on(figure, found.labels)
         save(figure, directory / "figure")
+
+
+def _cut(axis: Any, speeds: Sequence[float]) -> bool:
+    """Leave out what is far from every point; return whether there was any. The interval of two
+    sequences can be a hundred times as long as all else.
+    """
+    low, high = axis.get_ylim()
+    least, most = max(low, min(speeds) / BEYOND) if low else low, min(high, max(speeds) * BEYOND)
+    if (least, most) == (low, high):
+        return False
+    axis.set_ylim(least, most)
+    return True
 
 
 def _turns(found: Answer) -> list[tuple[float, str, str]]:

@@ -69,6 +69,22 @@ def _link_key(run: Run) -> str:
     return f"hardware.links.{run.hardware.link_names[0]}.peak_gb_per_s"
 
 
+def of_machine(question: Question, run: Run) -> Question:
+    """The question in words that say which of a machine's links is asked about, where there are
+    several.
+    """
+    links = [link.name for link in run.hardware.links]
+    if question is not QUESTIONS["link"] or not links[1:]:
+        return question
+    name = links[0]
+    return replace(
+        question,
+        axis=f"peak bandwidth of {name}, {', '.join(links[1:])} as it is (GB/s)",
+        told=tuple(text.replace("GB/s", f"GB/s of {name}") for text in question.told),  # type: ignore[arg-type]
+        amount=f"{name} at {{:.3g}} GB/s (peak)",
+    )
+
+
 def _waits_more(at: Mapping[str, Trial]) -> float:
     """Waiting time less computing time, in seconds."""
     (one,) = at.values()

@@ -135,6 +135,18 @@ class RunFiles:
         return int(devices["count"]) if has_own else 1
 
     @property
+    def over_link(self) -> tuple[int, int]:
+        """In how many parts a transfer moves, and how many services a link has for each (contract
+        C161).
+        """
+        devices = self.config["hardware"].get("devices")
+        if not devices or devices["split"] in ("layers", "owners"):
+            return 1, 1
+        count = int(devices["count"])
+        parts = count if devices["split"] == "slices" else 1
+        return parts, 1 if devices["links"] == "own" else count
+
+    @property
     def machine_error(self) -> dict[str, float] | None:
         """How far the machine's times were from measured ones, as its file says.
 

@@ -86,10 +86,12 @@ def _prefetches(run: RunFiles) -> Iterator[Rule]:
 
 
 def _bytes(run: RunFiles) -> Iterator[Rule | Left]:
+    parts, services = run.over_link
+    each = (pl.col("moved_bytes") + (parts - 1)) // parts
     sums = {
         (link, kind): moved
         for link, kind, moved in run.transfers.group_by("link", "class")
-        .agg(pl.col("moved_bytes").sum())
+        .agg(services * each.sum())
         .iter_rows()
     }
     for link in run.links:

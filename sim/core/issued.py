@@ -59,10 +59,13 @@ class Issued(list[Transfer]):
 
     def objects(self) -> Iterator[tuple[int, Transfer]]:
         """Number and transfer of those that are not packed, in order."""
+        for number in self._unpacked().tolist():
+            yield number, list.__getitem__(self, number)
+
+    def _unpacked(self) -> NDArray[np.int64]:
         is_object = np.ones(len(self), np.bool_)
         is_object[np.asarray(self._numbers)] = False
-        for number in np.flatnonzero(is_object).tolist():
-            yield number, list.__getitem__(self, number)
+        return np.flatnonzero(is_object)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """One number of every transfer: of `PACKED`, `ALIKE`, or ``outcome``."""
@@ -70,8 +73,9 @@ class Issued(list[Transfer]):
         found = np.full(len(self), ALIKE.get(name, -1), np.int64)
         if name in PACKED:
             found[np.asarray(self._numbers)] = self._columns[name]
-        for number, transfer in self.objects():
-            found[number] = value(transfer)
+        numbers = self._unpacked()
+        values = map(value, map(super().__getitem__, numbers.tolist()))
+        found[numbers] = np.fromiter(values, np.int64, len(numbers))
         return found
 
     def __iter__(self) -> Iterator[Transfer]:

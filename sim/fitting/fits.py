@@ -25,7 +25,7 @@ LEFT_OUT = {
     "sequences": "which sequence a token belongs to",
 }
 """What a recording can leave out that a fit reads, by its word in `Header.lacks`."""
-_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
+_PROFILES: WeakKeyDictionary[Trace, dict[tuple[str, ...], Profile]] = WeakKeyDictionary()
 """Kept for as long as the trace is, so that many runs of one trace measure its profile once."""
 
 
@@ -117,16 +117,19 @@ def fit_from_rows(
     )
 
 
-def profile_of(trace: Trace) -> Profile:
-    """What the trace's fit sequences chose. Raise ValueError if it has none."""
-    if trace not in _PROFILES:
-        _PROFILES[trace] = _profile(trace)
-    return _PROFILES[trace]
+def profile_of(trace: Trace, exclude: tuple[str, ...] = ()) -> Profile:
+    """What the trace's fit sequences without the flags ``exclude`` chose. Raise ValueError if it has
+    none.
+    """
+    made = _PROFILES.setdefault(trace, {})
+    if exclude not in made:
+        made[exclude] = _profile(trace, exclude)
+    return made[exclude]
 
 
-def _profile(trace: Trace) -> Profile:
+def _profile(trace: Trace, exclude: tuple[str, ...]) -> Profile:
     try:
-        workload = Workload(trace, split="fit", batching="sequential")
+        workload = Workload(trace, split="fit", batching="sequential", exclude=exclude)
     except ValueError as error:
         raise ValueError(
             f"a policy of this run is fitted on what the fit sequences of the trace chose; {error}"

@@ -77,7 +77,7 @@ def _given(
         shape_of(header),
         geometry,
         fit=None if artefact is None else Fitted(artefact.parameters, artefact.arrays),
-        profile=profile_of(workload.trace) if requires.profile else None,
+        profile=profile_of(workload.trace, workload.exclude) if requires.profile else None,
         future=future_needs(workload, precision) if requires.future else None,
         sparsities=header.sparsities if requires.active_shares else None,
     )

@@ -19,9 +19,9 @@ class Contention:
 
     - ``kept``: by (party, rival), the millionths of its pace that a party keeps while the rival
       works. Beside several rivals it keeps the product.
-    - ``draws_bytes_per_s``: by party of one shared memory, what it draws at full pace. Where those
-      at work together draw more than ``memory_bytes_per_s``, all of them are slowed by the same
-      factor.
+    - ``draws_bytes_per_s``: by party of one shared memory, what it draws at full pace. It asks for no
+      more than ``memory_bytes_per_s``, which is all that it could get alone. Where those at work
+      together ask for more than that, each gets the same part of what it asks.
 
     Paces are rounded down to a millionth, once, and are at least one millionth.
     """
@@ -53,7 +53,12 @@ class Contention:
             if slowed == party and at_work >> rival & 1:
                 pace, whole = pace * kept, whole * WHOLE
         if party in self._draws:
-            drawn = sum(rate for other, rate in self._draws.items() if at_work >> other & 1)
-            if drawn > self._memory_bytes_per_s:
-                pace, whole = pace * self._memory_bytes_per_s, whole * drawn
+            memory, draws = self._memory_bytes_per_s, self._draws[party]
+            asked = sum(
+                min(rate, memory) for other, rate in self._draws.items() if at_work >> other & 1
+            )
+            if draws > memory:
+                pace, whole = pace * memory, whole * draws
+            if asked > memory:
+                pace, whole = pace * memory, whole * asked
         return max(1, pace // whole)

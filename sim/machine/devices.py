@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.machine.link_parts import RATES
 from sim.machine.model import Model
@@ -125,6 +125,22 @@ class Devices:
     def copies(self) -> int:
         """On how many devices each slot's expert is."""
         return self.count if self.split == COPIES else 1
+
+    @property
+    def parts(self) -> int:
+        """In how many parts, one for each device, a transfer moves (contract C161)."""
+        return self.count if self.split == SLICES else 1
+
+    @property
+    def services(self) -> int:
+        """How many services follow each other on a link for each transfer."""
+        return 1 if self.is_dealt or self.links == OWN else self.count
+
+    def over_link(self, moved_bytes: Any) -> Any:
+        """What a link moves of a transfer of so many bytes (contract C162): a number of them, or a
+        column.
+        """
+        return self.services * -(-moved_bytes // self.parts)
 
     def device_of(self, model: Model) -> tuple[int, ...]:
         """By site, the device that has it (contract C157); () where each device has a part of all.

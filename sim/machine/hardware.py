@@ -321,19 +321,20 @@ class Hardware:
         if self.shared_memory is None:
             return self
         parties = tuple(party for party in self.shared_memory.parties if uses_cpu or party != "cpu")
-        rates = self._rates()
-        slowed = min(
-            1.0, gb_per_s(self.shared_memory.gb_per_s) / sum(rates[party] for party in parties)
-        )
-        if slowed == 1 or len(parties) == 1:
+        rates, memory = self._rates(), gb_per_s(self.shared_memory.gb_per_s)
+        if sum(rates[party] for party in parties) <= memory or len(parties) == 1:
             return replace(self, shared_memory=None)
         if self.shared_memory.slows == "as_drawn":
             return replace(self, shared_memory=replace(self.shared_memory, parties=parties))
 
+        # Nobody asks for more than all that the memory gives (contract C73).
+        slowed = memory / sum(min(rates[party], memory) for party in parties)
+
         def less(part: Slowed, name: str, what: str) -> Slowed:
-            return (
-                replace(part, **{what: getattr(part, what) * slowed}) if name in parties else part
-            )
+            if name not in parties:
+                return part
+            given = slowed * min(1.0, memory / rates[name])
+            return replace(part, **{what: getattr(part, what) * given})
 
         return replace(
             self,

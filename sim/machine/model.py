@@ -12,6 +12,9 @@ from sim.machine.precision import AS_STORED, PRECISIONS, PROJECTIONS
 from sim.values.units import require_flag, require_number
 from sim.verbs.names import models_for
 
+SYNTHETIC = "synthetic_"
+"""The name of a model that a preset imitates begins so in the header of synthetic gates."""
+
 if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
     from sim.traces.header import ModelShape
 
@@ -190,6 +193,14 @@ class Model:
         return ", ".join(
             [f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told]
         )
+
+    def with_gates(self, captured: str) -> Model:
+        """This model where gates of the model ``captured`` are replayed: a transplant where that
+        one has another name.
+        """
+        if self.gates_of is not None or _alnum(captured).startswith(_alnum(self.name)):
+            return self
+        return replace(self, gates_of=captured, sizes_of=self.name)
 
     @property
     def part(self) -> str | None:
@@ -455,6 +466,12 @@ class Model:
                 f" {self.expert_intermediate}; to replay the gates of one model with the sizes of"
                 f" another say so: model.gates_of={shape.name} model.sizes_of={self.name}"
             )
+
+
+def _alnum(name: str) -> str:
+    """A model's name without its owner, case, signs, and the mark of synthetic gates."""
+    own = name.rpartition("/")[2].lower().removeprefix(SYNTHETIC)
+    return "".join(filter(str.isalnum, own))
 
 
 def _shape(shape: tuple[int, int, int]) -> str:

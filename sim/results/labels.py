@@ -81,9 +81,10 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
 
     Before the run there are no lookups (None): then the labels that are certain beforehand.
     """
+    model = run.model.with_gates(run.trace.header.model.name)
     return Labels(
-        transplanted=run.model.transplant,
-        part=run.model.part,
+        transplanted=model.transplant,
+        part=model.part,
         synthetic=synthetic_label(run.trace.header),
         machine=_machine(run),
         lossy=_lossy(run, lookups),

@@ -98,7 +98,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
             run.workload, run.controller.predictor, lookups, prefetch["used"], run.fitted_on
         ),
         "ram": _ram(run),
-        "bytes": frames.traffic.bytes_by_link(),
+        "bytes": frames.traffic.bytes_by_link(run.hardware.devices),
         "link_utilisation": {
             link: ns / makespan if makespan else 0.0
             for link, ns in frames.traffic.busy_ns().items()

@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.machine.precision import AS_STORED
-from sim.process.files import writing_table
+from sim.process.files import writing
 from sim.process.interrupts import held_back
 from sim.process.printing import print_text
 from sim.results.bounded import bound_told
@@ -40,6 +40,10 @@ from sim.values.units import GIB
 Summary = Mapping[str, Any]
 BUILDING = ".building."
 """What the name of the folder begins with in which a run's files are made."""
+ASIDE, MOVING = ".before-overwrite", ".being-moved"
+"""What follows a folder's name in that of the folder beside it that has its older results: all of
+them; and some of them, while they are moved.
+"""
 PART_ROWS = 1 << 20
 """A longer table is written in parts of so many rows, which take some 100 MB."""
 
@@ -109,30 +113,40 @@ def folder_for(words: Mapping[str, str], default: Path) -> Path:
 def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
     """Lock an empty ``directory`` and empty it again if the block raises.
 
-    With ``overwrite`` the folder need not be empty: what is in it goes aside first, and comes back
-    if the block raises. Raise OSError as ``locked`` and ``check_writable`` do.
+    With ``overwrite`` the folder need not be empty: what is in it goes aside first, to NAME`ASIDE`,
+    and comes back if the block raises. After a process that was killed it comes back here, before
+    anything else. Raise OSError as ``locked`` and ``check_writable`` do.
     """
     with locked(directory):
-        aside, is_own = None, False
+        is_own = False
         try:
             with held_back():
-                aside = _put_aside(directory) if overwrite else None
+                if _bring_back(directory) and not overwrite:
+                    raise OSError(
+                        f"output_dir={directory} has its results again, which a killed command had"
+                        " put aside; choose another one, or add overwrite=yes"
+                    )
+                if overwrite:
+                    _put_aside(directory)
                 check_writable(directory)
                 is_own = True
-            yield
+            with writing(directory):
+                yield
         except BaseException:
-            for path in directory.iterdir() if is_own else ():
-                _remove(path)
-            if aside is not None:
-                _move_all(aside, directory)
+            if is_own:
+                _empty(directory)
+            _bring_back(directory)
             raise
-        finally:
-            if aside is not None:
-                shutil.rmtree(aside)
+        _drop(_beside(directory, ASIDE))
 
 
-def _put_aside(directory: Path) -> Path:
-    """Move what is in ``directory`` to a hidden folder beside it, which is returned.
+def _beside(directory: Path, kind: str) -> Path:
+    place = directory.absolute()
+    return place.with_name(f"{place.name}{kind}")
+
+
+def _put_aside(directory: Path) -> None:
+    """Move what is in ``directory`` to the folder beside it that has its name and `ASIDE`.
 
     Raise OSError for a folder that is more than a command's results.
     """
@@ -145,9 +159,40 @@ def _put_aside(directory: Path) -> Path:
             f"output_dir={directory} has {hidden[0]}, which no command here leaves; empty it"
             " yourself, or choose another one"
         )
-    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.absolute().parent))
-    _move_all(directory, aside)
-    return aside
+    # While some of it is here and some there the folder has another name: a process that is killed
+    # then has written nothing yet.
+    moving = _beside(directory, MOVING)
+    moving.mkdir()
+    _move_all(directory, moving)
+    moving.rename(_beside(directory, ASIDE))
+
+
+def _bring_back(directory: Path) -> bool:
+    """Move what was put aside to ``directory`` again, in the place of what is there; return whether
+    there was anything.
+    """
+    aside, moving = _beside(directory, ASIDE), _beside(directory, MOVING)
+    if aside.is_dir():
+        _empty(directory)
+        aside.rename(moving)
+    if not moving.is_dir():
+        return False
+    _move_all(moving, directory)
+    moving.rmdir()
+    return any(directory.iterdir())
+
+
+def _drop(aside: Path) -> None:
+    """Remove what was put aside, if there is any. From its first moment on nobody brings it back."""
+    if aside.is_dir():
+        gone = Path(tempfile.mkdtemp(prefix=f".{aside.name}.", dir=aside.parent))
+        aside.rename(gone)
+        shutil.rmtree(gone)
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        _remove(path)
 
 
 def _move_all(source: Path, target: Path) -> None:
@@ -232,7 +277,7 @@ def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
     """Write the rows of ``parts``, in order, to one parquet file. One part is held at a time."""
     first = next(parts)
     if (second := next(parts, None)) is None:
-        with writing_table(path):
+        with writing(path):
             first.write_parquet(path, compression="zstd")
         return
     schema, begun = first.schema, [first, second]
@@ -243,7 +288,7 @@ def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
             yield begun.pop(0)
         yield from parts
 
-    with writing_table(path):
+    with writing(path):
         register_io_source(in_order, schema=schema).sink_parquet(
             path, compression="zstd", maintain_order=True
         )

@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sim.core.controller import Controller
+from sim.machine.devices import Devices
 from sim.machine.durations import Durations
 from sim.values.record import Record
 from sim.values.types import PrefetchOutcome
@@ -180,9 +181,11 @@ class Traffic:
 
     # ---- sums
 
-    def bytes_by_link(self) -> dict[str, dict[str, int]]:
-        """The bytes moved over each link by kind (`TRAFFIC`); only link 0 writes back."""
-        sums = self.table.group_by("link", "class").agg(pl.col("moved_bytes").sum())
+    def bytes_by_link(self, devices: Devices | None = None) -> dict[str, dict[str, int]]:
+        """The bytes that each link of a name moved by kind (`TRAFFIC`); only link 0 writes back."""
+        moved_bytes = pl.col("moved_bytes")
+        each = moved_bytes if devices is None else devices.over_link(moved_bytes)
+        sums = self.table.group_by("link", "class").agg(each.sum())
         moved = {(link, kind): count for link, kind, count in sums.iter_rows()}
         found = {
             name: {kind: moved.get((name, kind), 0) for kind in TRAFFIC} for name in self.link_names

@@ -25,6 +25,7 @@ from sim.setup.budgets import count_slots, fitting_budget, smallest_budget
 from sim.setup.control import make_controller, prepare_parts
 from sim.setup.counted_prefetches import counted_prefetches
 from sim.setup.on_devices import check_devices_parts, durations_on
+from sim.setup.own_errors import with_own_errors
 from sim.setup.own_gates import with_gates
 from sim.setup.own_policies import check_said
 from sim.setup.parts import Parts, make_parts
@@ -34,6 +35,7 @@ from sim.setup.refusals import (
     check_cpu_reach,
     check_drafts,
     check_parts,
+    check_ram_cache,
     check_recorded,
     checked_settings,
 )
@@ -67,12 +69,13 @@ def build(
     Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
     them.
     """
-    config = with_gates(checked_settings(cfg))
+    config = with_own_errors(with_gates(checked_settings(cfg)))
     shared = shared or Shared(0)
     parts = make_parts(config)
     check_said(parts.policies(), parts.model)
     model, hardware, selector = parts.model, parts.hardware, parts.precision
     check_changed(hardware, changed)
+    check_ram_cache(system, hardware)
     trace = trace or _shared_trace(parts, shared)
     header = trace.header
     model.check_trace(header.model, header.name, header.null_experts, header.draft_sites)
@@ -86,7 +89,7 @@ def build(
     check_devices_parts(parts, config, workload)
     fits, known = config["budget"] == FIT, dict[str, int]()
     if hardware.devices is not None and hardware.devices.order == USE:
-        hardware = with_ranking(hardware, profile_of(trace).ranking)
+        hardware = with_ranking(hardware, profile_of(trace, workload.exclude).ranking)
         parts = replace(parts, hardware=hardware)
         known["devices"] = profiled(workload)
     budget = Budget(1.0) if fits else Budget(**config["budget"])

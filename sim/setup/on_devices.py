@@ -12,7 +12,7 @@ from typing import Any
 from sim.bounds.bounds import NONE
 from sim.core.loader import COUNTED
 from sim.machine.budget import all_slot_bytes
-from sim.machine.devices import COPIES, OWN, SHARED, Devices, each_alone, faster
+from sim.machine.devices import COPIES, SHARED, Devices, each_alone, faster
 from sim.machine.devices_costs import InStep, OnLayers, OnOwners, Timed
 from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
@@ -49,8 +49,8 @@ def durations_on(hardware: Hardware, model: Model, alone: Callable[[Hardware], D
     return InStep(
         alone(part),
         alone(one if devices.split == COPIES else part),
-        parts=1 if devices.split == COPIES else count,
-        services=1 if devices.links == OWN else count,
+        parts=devices.parts,
+        services=devices.services,
         layers_at=tuple(map(model.layers_at, range(model.sites))),
         sum_ns=lambda rows: devices.sum_ns(model, rows),
     )

@@ -278,6 +278,23 @@ def check_changed(hardware: Hardware, changed: Iterable[str]) -> None:
             )
 
 
+def check_ram_cache(system: str, hardware: Hardware) -> None:
+    """Raise ValueError for a policy of RAM where there is none to manage. ``system``: the run's
+    name, with every mechanism that its words replace.
+    """
+    said = [
+        word
+        for word in system.split()
+        if word.lstrip("+~").startswith(("ram_cache=", "ram_cache."))
+    ]
+    if said and hardware.ram is None:
+        raise ValueError(
+            f"{said[0]} would change nothing: machine {hardware.name} has no managed RAM"
+            " (hardware.ram); leave it out, or choose a machine that has one, such as"
+            " hardware=rtx4090_nvme"
+        )
+
+
 def check_parts(parts: Parts, workload: Workload) -> None:
     """Raise ValueError for parts that do not go together."""
     hardware = parts.hardware

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from sim.process.files import writing_table
+from sim.process.files import writing
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
@@ -79,7 +79,7 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
         found = trial(words)
-    with writing_table(path):
+    with writing(path):
         for name in TABLES:
             getattr(found, name).write_parquet(f"{path}.{name}.parquet")
     part = path.with_suffix(".part")

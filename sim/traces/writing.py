@@ -12,7 +12,7 @@ from typing import Literal
 
 import polars as pl
 
-from sim.process.files import writing_table
+from sim.process.files import writing
 from sim.traces.checks import check_rows
 from sim.traces.header import (
     COUNTS_FILE,
@@ -66,7 +66,7 @@ def write_trace(
     frame = trace_frame(trace)
 
     def write_routes(place: Path) -> None:
-        with writing_table(place):
+        with writing(place):
             frame.write_parquet(place, compression=compression, compression_level=compression_level)
 
     return publish(directory, trace.header, write_routes, files)
@@ -79,7 +79,7 @@ def table_file(path: str, frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
     """
 
     def write(place: Path) -> None:
-        with writing_table(place):
+        with writing(place):
             pl.concat(frames).write_parquet(place, compression="zstd")
 
     return {path: write}

@@ -126,6 +126,7 @@ class Workload(StepColumns):
             trace.ids.shape[2],
         )
         self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
+        self.exclude = tuple(exclude)
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
         self.lengths, self.speculation = lengths or Lengths(), speculation

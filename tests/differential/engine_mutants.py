@@ -245,11 +245,16 @@ def only_the_worst_rival(patch: Patch) -> None:
         kept = [
             of for (one, rival), of in self._kept.items() if one == party and at_work >> rival & 1
         ]
-        drawn = sum(rate for other, rate in self._draws.items() if at_work >> other & 1)
         pace, memory = min(kept, default=WHOLE), self._memory_bytes_per_s
-        if party in self._draws and drawn > memory:
-            pace = pace * memory // drawn
-        return max(1, pace)
+        asked = sum(
+            min(rate, memory) for other, rate in self._draws.items() if at_work >> other & 1
+        )
+        draws, whole = self._draws.get(party, 0), 1
+        if draws > memory:
+            pace, whole = pace * memory, whole * draws
+        if draws and asked > memory:
+            pace, whole = pace * memory, whole * asked
+        return max(1, pace // whole)
 
     patch.setattr(Contention, "_pace", mutant)
 

@@ -48,9 +48,12 @@ class Rivals:
         for party, rival, kept in self.rivalry.kept:
             if party == piece.party and rival in drawing:
                 pace *= Fraction(kept, 10**6)
-        asked = sum(self.rivalry.draws[party] for party in set(drawing))
-        if self.rivalry.draws[piece.party] and asked > self.rivalry.memory:
-            pace *= Fraction(self.rivalry.memory, asked)
+        most, own = self.rivalry.memory, self.rivalry.draws[piece.party]
+        asked = sum(min(self.rivalry.draws[party], most) for party in set(drawing))
+        if own > most:
+            pace *= Fraction(most, own)
+        if own and asked > most:
+            pace *= Fraction(most, asked)
         return max(Fraction(1, 10**6), Fraction(math.floor(pace * 10**6), 10**6)) / drawing.count(
             piece.party
         )

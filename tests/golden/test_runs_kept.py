@@ -52,6 +52,7 @@ WORDS = {
     **{
         f"devices: {name}": f"{SHORT} system=lru devices={name} bounds=none"
         for name in names("devices")
+        if name != "none"
     },
 }
 UNKEPT = ("version", "trace")

@@ -80,12 +80,12 @@ def test_what_hydra_wrote_is_removed_with_its_folder(has_file: bool, folder: Pat
     [
         (["cache=lru", "-m"], ["cache=lru", "-m"]),
         (
-            ["cache=lru", "flags=-ngl all", "-m", "flags=-c 64"],
+            ["cache=lru", "-m", "flags=-c 64"],
             ["-c 64", "made=1", "cache=lru", "-m"],
         ),
     ],
 )
-def test_flags_are_put_before_the_other_words_and_the_last_ones_count(
+def test_flags_are_put_before_the_other_words(
     words: list[str], made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.answers.engine_flags.read_flags", lambda text: text)

@@ -20,7 +20,7 @@ from sim.whatif import answer
 GIVEN = ["model=m"]
 RUN = SimpleNamespace(
     model=SimpleNamespace(name="m", top_k=2),
-    hardware=SimpleNamespace(title="2 x h", link_names=["pcie"]),
+    hardware=SimpleNamespace(title="2 x h", link_names=["pcie"], links=()),
     controller=SimpleNamespace(geometry=SimpleNamespace(precisions=("fp16", "int4"))),
     ledger=SimpleNamespace(slot_bytes=3 * GIB // 2),
     resident_share=0.125,

@@ -127,6 +127,22 @@ def test_context_sequences_and_bits_of_keys_and_values() -> None:
     assert run_of("").workload.prefill_chunk == 512
 
 
+# Contracts: C154
+def test_keys_and_values_that_are_one_vector_have_one_type() -> None:
+    """llama.cpp: a model with MLA "does not support different K and V cache types"."""
+    words = ("model=deepseek_v2_lite", "precision=q4_k_m", "trace.max_sequences=1")
+    assert prepared(words_of(read_flags("-ctk q8_0 -ctv q8_0"), words)).model.kv_bits == 8.5
+    for flags in ("-ctv q8_0", "-ctk q8_0", "-ctk q8_0 -ctv q4_0"):
+        with pytest.raises(ValueError, match="deepseek_v2_lite caches keys and values as one"):
+            words_of(read_flags(flags), words)
+
+
+# Contracts: C154
+def test_values_without_flash_attention_may_have_16_bits_and_keys_any() -> None:
+    for flags in ("-fa off -ctk q8_0", "-fa off -ctv bf16", "-fa auto -ctv q8_0"):
+        assert read_flags(flags)
+
+
 # Contracts: C145 C154
 def test_a_cache_is_split_among_gpus_as_their_layers_on_the_cpu() -> None:
     """Layers 0 to 11 are the first GPU's, 12 to 15 the second one's; 9 to 11 and 14, 15 stay."""
@@ -151,6 +167,7 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         Flags(8192, 2, "q8_0", "q4_0", 2048, 20, (r"blk\.(1|2)\.ffn_.*_exps=CPU",), 512),
         Flags(4096, n_cpu_moe=3),
         Flags(4096, n_cpu_moe=3, split=(10, 6.5, 1)),
+        Flags(split=(123456.789012, 0.000001)),
     ):
         assert read_flags(flags.line()) == flags
 
@@ -255,7 +272,8 @@ def test_the_words_of_a_line_by_hand(
 
     def prepared(of: list[str]) -> Any:
         asked.append(of)
-        return SimpleNamespace(ledger=SimpleNamespace(slot_bytes=3 << 29))
+        model = SimpleNamespace(latent=None)
+        return SimpleNamespace(ledger=SimpleNamespace(slot_bytes=3 << 29), model=model)
 
     monkeypatch.setattr(engine_flags, "prepared", prepared)
     assert words_of(flags, given) == words
@@ -299,6 +317,9 @@ def test_a_value_out_of_its_range_is_refused(flags: str, told: str) -> None:
         ("--moe-expert-cache 48", "the engine's own is --moe-cache-mib"),
         ("-c", "-c needs a value"),
         ("-fa --cpu-moe", "-fa needs a value"),
+        ("-fa sometimes", "-fa sometimes is none of on, off, auto"),
+        ("-ctv q8_0 -fa off", "-ctv q8_0 needs flash attention, and -fa off turns it off"),
+        ("-fa 0 -ctk q8_0 -ctv iq4_nl", "-ctv iq4_nl needs flash attention"),
         ("-c many", "-c many must be a whole number from 1 on"),
         ("-ctk q3", "-ctk q3 is none of f32, f16"),
         ("-ngl 20", "-ngl 20: every layer's attention is on the GPU here"),
@@ -359,14 +380,27 @@ def test_a_run_takes_flags_for_the_words_that_they_stand_for(
     assert sys.argv == before, "without flags nothing changes"
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["flags=-c none"], "flags: -c none must be a whole number from 1 on"),
+        (
+            ["flags=-c 9", "flags=-np 2"],
+            "flags= stands twice; write all flags in one, as in flags='-c 8192 -np 2'",
+        ),
+    ],
+)
 def test_flags_that_cannot_be_end_a_run_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["sim", "model=tiny_mixtral", "flags=-c none"])
+    monkeypatch.setattr(sys, "argv", ["sim", "model=tiny_mixtral", *flags])
     monkeypatch.setattr(command, "OVERWRITE", [])
     assert command._command() == 2
     told = capsys.readouterr()
-    assert told.err == "error: flags: -c none must be a whole number from 1 on\n"
+    assert told.err == f"error: {message}\n"
     assert told.out == ""
 
 

@@ -16,6 +16,7 @@ from sim.answers.whatif import BreakEven
 from sim.answers.whatif_questions import (
     QUESTIONS,
     held_bits,
+    of_machine,
     once_allocated,
     tokens_that_fill,
 )
@@ -172,6 +173,19 @@ def test_a_link_has_a_closed_form_where_it_works_while_the_stream_waits(
 
 def test_a_link_that_may_wait_for_requests_has_no_closed_form() -> None:
     assert link(8.0, is_timed=True) is None
+
+
+def test_where_there_are_several_links_the_one_that_is_varied_is_named() -> None:
+    links = [SimpleNamespace(name=name, efficiency=0.5) for name in ("pcie", "nvme")]
+    asked, one = QUESTIONS["link"], machine()
+    one.hardware.links = links[:1]
+    assert of_machine(asked, one) is asked
+    one.hardware.links = links
+    assert of_machine(QUESTIONS["memory"], one) is QUESTIONS["memory"]
+    found = of_machine(asked, one)
+    assert found.axis == "peak bandwidth of pcie, nvme as it is (GB/s)"
+    assert found.told[0] == "from {} GB/s of pcie on it computes longer than it waits"
+    assert found.amount.format(9.0) == "pcie at 9 GB/s (peak)"
 
 
 def test_two_links_have_no_closed_form() -> None:

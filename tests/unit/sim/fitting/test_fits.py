@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from helpers.traces import make_trace
 from sim.fitting.fits import fit_from_rows, fit_sequences, profile_of, sample_of, sample_rows
 from sim.policies.requires import FitFile, Sample, Shape, Track
+from sim.setup.build import build
+from sim.setup.configure import configure
 from sim.traces.trace import DECODE, Trace, TraceSequence, trace_sha256
 
 
@@ -32,6 +34,44 @@ def test_uses_are_the_choices_of_all_rows_of_the_fit_sequences_prompts_included(
     )
     assert {at: int(uses[at]) for at in np.ndindex(uses.shape) if uses[at]} == counted
     assert min(counted.values()) > 1
+
+
+# Contracts: C110
+def test_a_profile_leaves_out_the_sequences_that_a_run_leaves_out(bundled_trace: Trace) -> None:
+    """Of the fit sequences all but the first two carry the flag."""
+    header = bundled_trace.header
+    flagged = replace(
+        bundled_trace,
+        header=replace(
+            header,
+            sequences=tuple(
+                replace(one, flags={"loops": one.sequence > 1}) for one in header.sequences
+            ),
+        ),
+    )
+    alone = replace(
+        bundled_trace,
+        header=replace(
+            header,
+            sequences=tuple(
+                replace(one, split="fit" if one.sequence < 2 else "eval")
+                for one in header.sequences
+            ),
+        ),
+    )
+    found, whole = profile_of(flagged, ("loops",)), profile_of(flagged)
+    assert np.array_equal(found.uses, profile_of(alone).uses)
+    assert np.array_equal(found.scores, profile_of(alone).scores)
+    assert whole.uses.sum() > found.uses.sum()
+    run = build_of(flagged, "trace.exclude=[loops]")
+    assert run == found.ranking[: len(run)] != whole.ranking[: len(run)]
+
+
+def build_of(trace: Trace, *words: str) -> list[tuple[int, int]]:
+    """What a run of the trace has in its slots at first, the most used experts."""
+    cfg, system = configure("system=lru", "cache=lru_warm", "trace.split=all", *words)
+    geometry = (made := build(cfg, system, trace).controller).geometry
+    return [(geometry.site_of(key), key % geometry.units) for key in made.slots.initial]
 
 
 def test_a_trace_without_fit_sequences_has_no_profile(bundled_trace: Trace) -> None:

@@ -59,11 +59,26 @@ def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they
     assert shared.paces(1 << CPU) == (WHOLE,) * 3
 
 
+# Contracts: C73
+@pytest.mark.parametrize("could_draw", [60, 120, 6000])
+def test_who_could_draw_more_than_a_memory_gives_takes_no_more_from_others(
+    could_draw: int,
+) -> None:
+    """It asks for all 60, the link for 20: each gets three quarters of that, 45 and 15. A faster
+    device made the drive beside it slower before: edgemoe on gb10 by 5 % at twice the bandwidth.
+    """
+    shared = Contention(1, {}, 60, {CPU: could_draw, LINK: 20})
+    own, link = shared.paces(ALL)[CPU], shared.paces(ALL)[LINK]
+    assert link == 750_000
+    assert own == 45 * WHOLE // could_draw
+    assert shared.paces(1 << CPU)[CPU] == 60 * WHOLE // could_draw
+
+
 # Contracts: C74
 def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
-    """1 of 3 is 0.333333; 1 of 5 million would round down to nothing."""
-    assert Contention(1, {}, 1, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 333_333
-    assert Contention(1, {}, 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
+    """2 of 3 is 0.666666; 1 of 5 million would round down to nothing."""
+    assert Contention(1, {}, 2, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 666_666
+    assert Contention(1, {}, 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[LINK] == 1
 
 
 def ends_of(

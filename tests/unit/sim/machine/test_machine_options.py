@@ -357,25 +357,34 @@ CPU = Cpu(
 
 
 # Contracts: C73
-def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once() -> None:
-    """The CPU asks for 30 GB/s and the link for 5, of a memory of 28: each gets four fifths.
+@pytest.mark.parametrize(("gives", "cpu", "link"), [(31.5, 27, 4.5), (20.0, 16, 4.0)])
+def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once(
+    gives: float, cpu: int, link: float
+) -> None:
+    """The CPU could draw 30 GB/s and the link 5. Of 31.5 each gets nine tenths. A memory of 20 is
+    asked for 20 and 5, so each gets four fifths of that.
 
     Without the CPU the link gets all that it asks for.
     """
-    hardware = machine(cpu=CPU, shared_memory=SharedMemory(28.0, ("cpu", "pcie")))
+    hardware = machine(cpu=CPU, shared_memory=SharedMemory(gives, ("cpu", "pcie")))
     both, alone = hardware.together(True), hardware.together(False)
     assert both.cpu is not None
-    assert both.cpu.operation_ns(0, 24_000) == 1_000
-    assert both.links[0].bytes_per_s == pytest.approx(4e9)
+    assert both.cpu.operation_ns(0, cpu * 1_000) == 1_000
+    assert both.links[0].bytes_per_s == pytest.approx(link * 1e9)
     assert (alone.links, alone.cpu) == (hardware.links, hardware.cpu)
     assert both.compute == hardware.compute, "the device has a memory of its own"
 
 
-def test_on_unified_memory_the_drive_takes_its_part_from_the_device() -> None:
-    """100 GB/s of the device and 5 of the drive are asked of 84: both run at 0.8."""
-    hardware = machine(shared_memory=SharedMemory(84.0, ("compute", "pcie"))).together(False)
-    assert hardware.compute.operation_ns(0, 80_000, 0) == 1_000
-    assert hardware.links[0].bytes_per_s == pytest.approx(4e9)
+@pytest.mark.parametrize(("gives", "compute", "link"), [(100.8, 96, 4.8), (20.0, 16, 4.0)])
+def test_on_unified_memory_the_drive_takes_its_part_from_the_device(
+    gives: float, compute: int, link: float
+) -> None:
+    """The device could draw 100 GB/s and the drive 5. Of 100.8 both get 0.96; a memory of 20 is
+    asked for 20 and 5.
+    """
+    hardware = machine(shared_memory=SharedMemory(gives, ("compute", "pcie"))).together(False)
+    assert hardware.compute.operation_ns(0, compute * 1_000, 0) == 1_000
+    assert hardware.links[0].bytes_per_s == pytest.approx(link * 1e9)
 
 
 def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:

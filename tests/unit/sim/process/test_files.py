@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import polars as pl
 import pytest
-from polars.exceptions import ColumnNotFoundError
+from polars.exceptions import ColumnNotFoundError, ComputeError
 
-from sim.process.files import write_json, writing_table
+from sim.process.files import NotWrittenError, write_json, writing
 from sim.results.outputs import _write_table
 
 FULL = Path("/dev/full")
@@ -30,5 +31,26 @@ def test_a_table_on_a_full_disk_is_an_error_of_the_disk_with_its_place(parts: in
 
 
 def test_other_errors_of_a_table_stay_what_they_are() -> None:
-    with pytest.raises(ColumnNotFoundError), writing_table(FULL):
+    with pytest.raises(ColumnNotFoundError), writing(FULL):
         pl.DataFrame({"a": [1]}).select("b")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space"),
+            r"^/dev/full cannot be written \(\[Errno 28\] No space",
+        ),
+        (OSError(errno.EFBIG, "too large"), r"^/dev/full cannot be written .*too large"),
+        (OSError("No space left on device (os error 28)"), "^/dev/full cannot be written"),
+        (ComputeError("parquet: Invalid thrift: transport error"), "^/dev/full cannot be written"),
+        (NotWrittenError("x cannot be written (os error 28)"), "^x cannot be written"),
+        (OSError(errno.ENOSPC, "No space", "a"), r"^\[Errno 28\] No space: 'a'$"),
+        (OSError(errno.EIO, "broken"), r"^\[Errno 5\] broken$"),
+    ],
+)
+def test_an_error_of_a_full_disk_names_what_is_written(error: Exception, told: str) -> None:
+    """Neither Python nor polars names a file then: commands ended with no more than "No space"."""
+    with pytest.raises(OSError, match=told), writing(FULL):
+        raise error

@@ -76,6 +76,23 @@ def test_a_run_has_the_label_of_what_it_is(
     assert getattr(labels_in(trial((*FEW, *words)).summary), kind) == text
 
 
+# Contracts: C113
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mine", "TRANSPLANTED: gates of tiny_mixtral, sizes of mine, how many layers that has is"),
+        ("Tiny-Mixtral", None),
+        ("tiny", None),
+    ],
+)
+def test_gates_of_a_model_of_another_name_are_a_transplant_though_all_sizes_are_equal(
+    name: str, told: str | None
+) -> None:
+    run = prepared((*FEW, "system=lru", "model=tiny_mixtral", f"model.name={name}"))
+    label = labels_of(run, None).transplanted
+    assert label is told or (label or "").startswith(told or "?")
+
+
 def test_prompts_served_low_are_lossy_though_decoding_is_not() -> None:
     """Fate serves unpopular experts of prompts at INT2.
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from sim.results.outputs import (
     served,
     write_outputs,
 )
+from sim.values.places import ROOT
 
 SURE = {"low_share": 0.0, "skip_share": 0.0, "reroute_share": 0.0}
 SUMMARY: dict[str, Any] = {
@@ -306,7 +311,7 @@ def stopped(place: Path, overwrite: bool = False) -> None:
         with own_folder(place, overwrite):
             assert names(place) == []
             aside = [path.name for path in place.parent.iterdir() if path != place]
-            assert [name.startswith(".place.") for name in aside] == [True] * overwrite
+            assert aside == ["place.before-overwrite"] * overwrite
             write(place)
             raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -368,6 +373,69 @@ def test_a_run_that_was_killed_while_it_wrote_is_written_over(tmp_path: Path) ->
     with own_folder(place, overwrite=True):
         (place / "file").touch()
     assert names(tmp_path) == ["place", "place/file"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sim.results import outputs
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+place, moment = Path(sys.argv[1]), sys.argv[2]
+moves = []
+
+def some(source, target, all_of=outputs._move_all):
+    moves.append(1)
+    if len(moves) == int(moment[-1]):
+        first = sorted(source.iterdir())[0]
+        first.rename(target / first.name)
+        kill()
+    all_of(source, target)
+
+if moment.startswith("move"):
+    outputs._move_all = some
+with outputs.own_folder(place, overwrite=True):
+    (place / "file").touch()
+    if moment == "block":
+        kill()
+    if moment == "move 2":
+        raise ValueError
+    outputs.shutil.rmtree = kill
+"""
+"""Writes into a folder and is killed in the block, while files are moved to and fro, or behind it."""
+
+
+# Contracts: C132
+@pytest.mark.parametrize("moment", ["block", "move 1", "move 2"])
+def test_older_results_survive_a_process_that_is_killed_while_it_writes_over_them(
+    moment: str, tmp_path: Path
+) -> None:
+    place = filled(tmp_path / "place")
+    older = names(place)
+    command = [sys.executable, "-c", KILLED, str(place), moment]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    if moment == "block":
+        assert names(tmp_path / "place.before-overwrite") == older
+    with pytest.raises(OSError, match="has its results again, which a killed"), own_folder(place):
+        pass
+    assert names(place) == older
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+    with own_folder(place, overwrite=True):
+        (place / "new").touch()
+    assert names(tmp_path) == ["place", "place/new"]
+
+
+# Contracts: C132
+def test_a_process_that_is_killed_behind_its_work_leaves_the_new_results(tmp_path: Path) -> None:
+    place = filled(tmp_path / "place")
+    command = [sys.executable, "-c", KILLED, str(place), "end"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    with pytest.raises(OSError, match="it is not empty"), own_folder(place):
+        pass
+    assert names(place) == ["file"]
 
 
 def test_without_tables_only_the_summary_is_written(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Built:
             trace=named(path="/t"),
             policies=lambda: "policies",
         )
-        self.workload = named(limits="limits")
+        self.workload = named(exclude=(), limits="limits")
         self.config: dict[str, Any] = {"budget": {"resident_share": 0.25}, "seed": 9}
         self.durations: Any = Roofline()
         self.error: CapacityError | None = None
@@ -60,6 +60,7 @@ class Built:
         for name, answer in (
             ("checked_settings", lambda cfg: ("checked", cfg)),
             ("with_gates", lambda cfg: self.config if cfg == ("checked", "cfg") else None),
+            ("with_own_errors", lambda config: config),
             ("make_parts", lambda config: self.parts if config is self.config else None),
             ("replace", lambda one, **new: named(**{**vars(one), **new})),
             ("_shared_trace", lambda parts, shared: self.trace),
@@ -67,13 +68,14 @@ class Built:
             ("_shared_workload", lambda *given: self.told("workload") or self.workload),
             ("check_said", lambda policies, model: self.told("said", policies)),
             ("check_changed", lambda hardware, changed: self.told("changed", [*changed])),
+            ("check_ram_cache", lambda system, hardware: self.told("ram_cache", system)),
             ("check_drafts", lambda parts, **of: self.told("check_drafts", of)),
             ("check_parts", lambda parts, workload: self.told("check_parts")),
             ("check_recorded", lambda config, constant, workload: self.told("recorded", constant)),
             ("check_cpu_reach", lambda parts, geometry: self.told("cpu_reach")),
             ("check_devices_parts", lambda *given: self.told("check_devices")),
             ("with_ranking", lambda hardware, ranking: named(**vars(hardware), ranking=ranking)),
-            ("profile_of", lambda trace: named(ranking="ranking")),
+            ("profile_of", lambda trace, exclude: named(ranking="ranking")),
             ("profiled", lambda workload: 50),
             ("prepare_parts", self.prepare),
             ("held_bits", lambda held, hardware: 4.5),
@@ -142,6 +144,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
     assert made.seen == [
         ("said", "policies"),
         ("changed", ["trace.x=1"]),
+        ("ram_cache", "lru"),
         ("check_trace", "shape", "t", 1, 2),
         ("check_drafts", {"tells_bytes": False, "is_real": False}),
         ("workload",),
@@ -189,7 +192,7 @@ def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built
     made.header.files = (EXPERT_BYTES_FILE,)
     made.recorded = named(sizes=lambda: {"fp16": [1]})
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert (made.seen[3][1]["tells_bytes"], run.recorded) == (True, made.recorded)
+    assert (made.seen[4][1]["tells_bytes"], run.recorded) == (True, made.recorded)
     assert run.controller.geometry.recorded == {"fp16": [1]}
     made.error = CapacityError("no room")
     with pytest.raises(CapacityError, match=r"^no room; less \{'fp16': \[1\]\}$"):
@@ -198,7 +201,7 @@ def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built
     made.seen.clear()
     made.model.transplant = "another's sizes"
     run = build("cfg", "lru", stored_bytes=[8])  # type: ignore[arg-type]
-    assert made.seen[3] == ("check_drafts", {"tells_bytes": False, "is_real": True})
+    assert made.seen[4] == ("check_drafts", {"tells_bytes": False, "is_real": True})
     assert run.recorded is None
     geometry = run.controller.geometry
     assert (geometry.held_bits, geometry.recorded, geometry.stored_bytes) == (0.0, {}, [8])
@@ -230,7 +233,7 @@ def test_drafts_prefetches_growing_room_and_swap_are_made_where_they_are_asked_f
     made.parts.workload.kv_allocation = "growing"
     made.hardware.swap = "swap"
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert made.seen[3] == ("drafts", 3)
+    assert made.seen[4] == ("drafts", 3)
     assert run.controller.loader.prefetch_budget == ("within_layer", 3)
     assert run.controller.kv_room == run.kv_room == "room of {0: 7}"
     assert run.durations.paging == ("swap", 1000, made.model, "ledger")

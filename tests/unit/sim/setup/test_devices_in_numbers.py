@@ -49,6 +49,8 @@ def machine(split: str, count: int = 2, **more: Any) -> Any:
         sum_ns=lambda model, rows: 200 + rows,
         links="own",
         others={},
+        parts=count if split == "slices" else 1,
+        services=count if more.get("links") == "shared" else 1,
     )
     vars(devices).update(more)
     return SimpleNamespace(devices=devices)

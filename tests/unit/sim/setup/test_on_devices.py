@@ -257,3 +257,32 @@ def test_screening_and_runs_on_a_device_refuse_several_with_the_way_out() -> Non
     cfg, system = configure(LAYERS, "hardware=rtx4090_pcie4", config="real")
     with pytest.raises(ValueError, match="a run is on one device; moelab run simulates several"):
         read_request(cfg, system)
+
+
+# Contracts: C161 C162
+@pytest.mark.parametrize(
+    ("words", "parts", "services"),
+    [
+        ([SLICES], 2, 1),
+        ([SLICES, "hardware.devices.links=shared"], 2, 2),
+        ([COPIES], 1, 1),
+        ([COPIES, "hardware.devices.links=shared"], 1, 2),
+        ([COPIES, "hardware.devices.links=shared", "hardware.devices.count=3"], 1, 3),
+    ],
+)
+def test_the_bytes_of_a_link_are_those_that_it_moved_and_give_its_rate(
+    words: list[str], parts: int, services: int, tmp_path: Path
+) -> None:
+    """Busy time is bytes over the link's rate and an overhead for each service."""
+    run = prepared([*COMMON, *words, "hardware.links.pcie.overhead_us=0"])
+    result = execute(run)
+    size = run.controller.geometry.slot_sizes[0]
+    moved = sum(result.summary["bytes"]["pcie"].values())
+    transfers = len(result.frames.traffic.table)
+    assert moved == transfers * services * -(-size // parts)
+    link = run.hardware.links[0]
+    busy_s = result.summary["link_utilisation"]["pcie"] * result.summary["makespan_s"]
+    rate = link.peak_gb_per_s * link.efficiency
+    assert moved / busy_s / 1e9 == pytest.approx(rate, rel=1e-6)
+    write_outputs(tmp_path, result.summary, run.config, result.frames, "as_ready", None)
+    assert audit([str(tmp_path)]) == 0

@@ -368,3 +368,16 @@ def test_the_cpu_computes_no_experts_that_lie_on_a_drive(words: list[str], is_to
         return
     with pytest.raises(ValueError, match=r"hold all 42 GiB of them, and the rest lies .* nvme:"):
         prepared(fiddler)
+
+
+# Contracts: C142
+@pytest.mark.parametrize(
+    "word", ["ram_cache=lfu", "ram_cache.scope=site", "++ram_cache.recency=rows"]
+)
+def test_a_policy_of_ram_is_refused_where_a_machine_has_none_to_manage(word: str) -> None:
+    words = ("system=lru", "trace.max_sequences=1", word)
+    with pytest.raises(
+        ValueError, match=r"^\+*ram_cache\S+ would change nothing: machine rtx4090_pcie4"
+    ):
+        prepared(words)
+    assert prepared((*words, "hardware=rtx4090_nvme")).controller.ram

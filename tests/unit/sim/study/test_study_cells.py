@@ -397,3 +397,13 @@ def test_a_group_that_is_null_is_refused_in_the_words_of_a_study(values: dict[st
     (key,) = values
     with pytest.raises(ValueError, match=rf"^{key}: null: {key} is chosen by the name of a file; "):
         make_cell(Plan("x"), values)
+
+
+# Contracts: C156
+def test_a_grid_can_have_one_device_beside_several() -> None:
+    plan = Plan("x", base=("system=lru",), grids=({"devices": ["none", "layers_2"]},))
+    one, two = plan_cells(plan)
+    assert one.config["hardware"]["devices"] is None
+    assert two.config["hardware"]["devices"]["count"] == 2
+    plain = make_cell(Plan("x"), {"system": "lru"}).config["hardware"]
+    assert one.config["hardware"] == plain | {"devices": None}

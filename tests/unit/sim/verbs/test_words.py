@@ -428,9 +428,10 @@ def test_a_frontier_takes_no_memory_of_the_machine_for_all_experts_have_room() -
 @pytest.mark.parametrize(
     ("verb", "word", "way"),
     [
-        ("run", "devices=null", "leave the word out"),
+        ("run", "devices=null", "devices=none is without"),
+        ("run", "experiment=null", "leave the word out"),
         ("run", "predictor=null", "predictor=none is without"),
-        ("sweep", "devices=null,layers_2", "leave the word out"),
+        ("sweep", "devices=null,layers_2", "devices=none is without"),
     ],
 )
 def test_a_group_is_never_null_which_hydra_takes_for_an_error_of_its_own(
