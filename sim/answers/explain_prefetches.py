@@ -63,7 +63,7 @@ def _of_queued(run: RunLog, names: Names, key: int, queued: Event, row: dict[str
         if move.kind == "prefetch":
             return f"{start}. {_waiting(run, names, move, row)}"
     given_up = next((e for e in after if e.kind in ("cancel", "drop_no_slot")), None)
-    link = run.moves[0].link if run.moves else ""
+    link = _link_for(run, queued, key)
     until_ns = int(row["gate_ns"])
     meanwhile = _served(run, names, link, asked_ns, until_ns)
     if row["outcome"] == "promoted":
@@ -120,6 +120,18 @@ def _first_link(run: RunLog, move: Move) -> str:
     return str(
         run.transfers.filter((pl.col("number") == move.number) & (pl.col("hop") == 0))["link"][0]
     )
+
+
+def _link_for(run: RunLog, queued: Event, key: int) -> str:
+    """The link that a queued prefetch waited for: that of the next transfer of its key, without one
+    that of another transfer of the key, of its site, or of any.
+    """
+    own = run.moves_of(key)
+    later = [move for move in own if move.call >= queued.call]
+    site = key // run.units % run.sites
+    of_site = [move for move in run.moves if move.key // run.units % run.sites == site]
+    known = later or own or of_site or run.moves
+    return _first_link(run, known[0]) if known else ""
 
 
 def _served(run: RunLog, names: Names, link: str, start_ns: int, end_ns: int) -> str:
@@ -243,7 +255,7 @@ def _not_queued(
         ]:
             return (
                 f"{names.key(key)} was queued, at {names.gate(earlier[-1].tick)}, where"
-                f" {row['wanted']} is wanted now"
+                f" {row['wanted'] or 'a skip'} is wanted now"
             )
     queued = run.decisions.filter((pl.col("kind") == "queue_prefetch") & (pl.col("tick") == tick))[
         "key"

@@ -7,6 +7,7 @@ key that is asked about is 13, expert 3 of site 2, needed at tick 6, at 60 ms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,6 +161,15 @@ def test_what_became_of_a_queued_prefetch(
 ) -> None:
     run = run_of(move(1, 1, 2, "demand", key=1), events=events)
     assert story(run, outcome) == told
+
+
+def test_a_prefetch_waits_for_the_link_of_its_own_key_or_site() -> None:
+    """Key 1 comes over one device's link, those of site 2 over another's."""
+    run = run_of(move(1, 1, 2, "demand", key=1), events=[QUEUED, event("cancel", 4, 5)])
+    run.transfers = pl.DataFrame({"number": [0, 1], "hop": [0, 0], "link": ["pcie", "pcie_1"]})
+    assert "; pcie served nothing" in story(run, "miss")[0]
+    run.moves.append(replace(move(7, 80, 90, "demand", key=12), number=1))
+    assert "; pcie_1 served nothing" in story(run, "miss")[0]
 
 
 def test_a_newer_forecast_cancels_where_it_replaces_the_queue_and_no_link_is_named_without_moves() -> (
