@@ -169,7 +169,7 @@ def answer(
         raise ValueError(f"no system can run: {refused[0][0]}: {refused[0][1]}")
     shape = run.trace.header.model.name
     rows = tuple(
-        replace(row_of(words, found), quality=quality_of(shape, words))
+        replace(row_of(words, found), quality=quality_of(shape, found.summary["system"]))
         for words, found in sorted(trials.items())
     )
     rows = behind_the_fastest(
