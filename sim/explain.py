@@ -89,11 +89,12 @@ class Explained:
         row = self._lookup(asked)
         run, names = self.run, Names(self.run, self.layers)
         key = int(row["key"]) if row["key"] >= 0 else asked.site * run.units + asked.expert
-        foreseen = (
-            None
-            if self.trace is None or asked.site >= run.own_sites
-            else forecasts(run, self.trace, asked.step, asked.site, asked.expert)
-        )
+        foreseen = None
+        if self.trace is not None:
+            own = asked.site < run.own_sites
+            foreseen = (
+                forecasts(run, self.trace, asked.step, asked.site, asked.expert) if own else []
+            )
         return [
             self._outcome(asked, row, names),
             *residency_story(run, names, key, row),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from real.calibration.in_run import InParts, InRun
 
 Points = list[tuple[int, float]]
 """Arguments, each with the median of what it took, in ns."""
+HOST = ("sync", "issue", "wake", "post")
+"""The host's gaps that a run tells."""
 
 
 @dataclass
@@ -69,14 +72,28 @@ def read_facts(path: Path) -> Facts:
         known["runs"] = [InRun(**one) for one in told.get("runs", ())]
         known["parts"] = [InParts(**one) for one in told.get("parts", ())]
         found = Facts(**known)
-        for points in (found.copy, found.overlapped, found.on_cpu, *found.experts.values()):
-            if any(len(point) != 2 or float(point[1]) < 0 for point in points):
-                raise ValueError(f"{points!r} are no points (argument, ns)")
-        if not found.copy or not found.experts or not found.expert_bytes:
-            raise ValueError("it has no copies or no experts")
+        _check(found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} holds no facts of a calibration ({error}); python -m real.calibrate"
             " facts=FILE writes them"
         ) from None
     return found
+
+
+def _check(found: Facts) -> None:
+    """Raise ValueError, or TypeError, for facts that no calibration measures."""
+    if not found.copy or not found.experts or not found.expert_bytes:
+        raise ValueError("it has no copies or no experts")
+    for points in (found.copy, found.overlapped, found.on_cpu, *found.experts.values()):
+        if any(len(point) != 2 or not 0 < float(point[1]) < inf for point in points):
+            raise ValueError(f"{points!r} are no points (argument, ns)")
+    for name, of in found.experts.items():
+        if 1 not in dict(of) or not found.expert_bytes.get(name, 0) > 0:
+            raise ValueError(f"experts in {name} need a time of one row, and their bytes")
+    if not all(size > 0 for size, _ in found.copy):
+        raise ValueError("a copy of no bytes tells no rate")
+    lone = {name: getattr(found, name) for name in ("dense", "tail", "operation")}
+    for name, value in (lone | found.host).items():
+        if (name not in lone and name not in HOST) or not 0 <= float(value) < inf:
+            raise ValueError(f"{name}={value!r} is no time in ns")

@@ -28,7 +28,7 @@ from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
-from sim.results.paired import paired
+from sim.results.paired import paired, paired_rates
 from sim.results.run import Run
 from sim.setup.on_devices import holds_all
 from sim.study.trials import Trial, slots_a_layer, tokens_per_s
@@ -169,7 +169,7 @@ def answer(
         raise ValueError(f"no system can run: {refused[0][0]}: {refused[0][1]}")
     shape = run.trace.header.model.name
     rows = tuple(
-        replace(row_of(words, found), quality=quality_of(shape, words))
+        replace(row_of(words, found), quality=quality_of(shape, found.summary["system"]))
         for words, found in sorted(trials.items())
     )
     rows = behind_the_fastest(
@@ -262,14 +262,14 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
             f"workload.draft_experts={OFFLOADED}",
         )
     trials, _ = bench.all([row.words, *wanted.values()])
-    before = decode_time_and_tokens(trials[row.words])[0]
+    before = decode_time_and_tokens(trials[row.words])
     held = slots_a_layer(trials[row.words])
     return [
         Change(
             what,
             row.name,
             tokens_per_s(trials[words]),
-            paired(decode_time_and_tokens(trials[words])[0], before),
+            paired_rates(decode_time_and_tokens(trials[words]), before),
             held - slots_a_layer(trials[words]),
         )
         for what, words in wanted.items()

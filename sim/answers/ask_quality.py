@@ -5,7 +5,6 @@ A number is of one model and a few texts. It says nothing of another model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -60,9 +59,10 @@ def _measured() -> dict[tuple[str, str], Quality]:
     return found
 
 
-def quality_of(gates: str, words: Sequence[str]) -> Quality | None:
-    """What the system of ``words``, as its file has it, costs the model whose gates these are; None
-    where nobody measured that.
+def quality_of(gates: str, system: str) -> Quality | None:
+    """What a system costs the model whose gates these are; None where nobody measured that.
+
+    ``system`` is that of a summary, which names all that is not as the system's file has it. So
+    with another cache or precision nothing is known.
     """
-    (system, *changed) = words
-    return None if changed else _measured().get((gates, system.partition("=")[2]))
+    return _measured().get((gates, system))

@@ -44,11 +44,13 @@ def prefetch_story(
 
 def _of_queued(run: RunLog, names: Names, key: int, queued: Event, row: dict[str, Any]) -> str:
     tick = int(row["tick"])
-    asked_ns = run.gate(queued.tick)[2]
-    ahead = int(row["site"]) - run.gate(queued.tick)[1]
+    of_step, of_site, asked_ns = run.gate(queued.tick)
+    ahead, what = int(row["site"]) - of_site, "site"
+    if of_step != row["step"]:
+        ahead, what = tick - queued.tick, "gate"
     start = (
         f"A prefetch was queued at {names.gate(queued.tick)}, {ahead}"
-        f" site{'s' if ahead != 1 else ''} ahead"
+        f" {what}{'s' if ahead != 1 else ''} ahead"
     )
     after = [
         e
@@ -61,7 +63,7 @@ def _of_queued(run: RunLog, names: Names, key: int, queued: Event, row: dict[str
         if move.kind == "prefetch":
             return f"{start}. {_waiting(run, names, move, row)}"
     given_up = next((e for e in after if e.kind in ("cancel", "drop_no_slot")), None)
-    link = run.moves[0].link if run.moves else ""
+    link = _link_for(run, queued, key)
     until_ns = int(row["gate_ns"])
     meanwhile = _served(run, names, link, asked_ns, until_ns)
     if row["outcome"] == "promoted":
@@ -101,7 +103,7 @@ def _waiting(run: RunLog, names: Names, move: Move, row: dict[str, Any]) -> str:
         text += f"; {_served(run, names, link, move.queued_ns, move.start_ns)}"
     if move.end_ns > gate_ns:
         return f"{text}. It came {ms(move.end_ns - gate_ns)} after the gate asked."
-    return f"{text}, {ms(gate_ns - move.end_ns)} before the gate asked."
+    return f"{text}. It came {ms(gate_ns - move.end_ns)} before the gate asked."
 
 
 def _demand(run: RunLog, names: Names, move: Move) -> str:
@@ -118,6 +120,18 @@ def _first_link(run: RunLog, move: Move) -> str:
     return str(
         run.transfers.filter((pl.col("number") == move.number) & (pl.col("hop") == 0))["link"][0]
     )
+
+
+def _link_for(run: RunLog, queued: Event, key: int) -> str:
+    """The link that a queued prefetch waited for: that of the next transfer of its key, without one
+    that of another transfer of the key, of its site, or of any.
+    """
+    own = run.moves_of(key)
+    later = [move for move in own if move.call >= queued.call]
+    site = key // run.units % run.sites
+    of_site = [move for move in run.moves if move.key // run.units % run.sites == site]
+    known = later or own or of_site or run.moves
+    return _first_link(run, known[0]) if known else ""
 
 
 def _served(run: RunLog, names: Names, link: str, start_ns: int, end_ns: int) -> str:
@@ -148,7 +162,9 @@ def _why_none(
     if predictor == "NoPrediction":
         return "No prefetch was queued: the run has no predictor."
     depth = run.choice("predictor", "sites")
-    if run.ticks_of_step(step)[0] == row["tick"]:
+    if run.choice("loader", "prefetch_budget") == "in_time" and not len(_queues(run)):
+        return "No prefetch was queued in the whole run, whose loader.prefetch_budget is in_time."
+    if run.ticks_of_step(step)[0] == row["tick"] and not _goes_round(run):
         return (
             "No prefetch was queued: its gate is the step's first, and lookahead stays inside a"
             " step."
@@ -196,6 +212,21 @@ def _why_none(
     return " ".join(parts)
 
 
+def _queues(run: RunLog) -> pl.DataFrame:
+    """Every prefetch that was queued: its key, and the gate after which it was."""
+    return run.decisions.filter(pl.col("kind") == "queue_prefetch").select("key", "tick")
+
+
+def _goes_round(run: RunLog) -> bool:
+    """Whether a gate of the run had prefetches queued for its own site's next gate, or for that of a
+    site before it: its predictor looks past the end of a step.
+    """
+    of_gate = run.lookups.select("tick", here="site").unique()
+    site = pl.col("key") // run.units % run.sites
+    queued = _queues(run).join(of_gate, on="tick")
+    return bool((queued.select(site <= pl.col("here"))).to_series().any())
+
+
 def _not_queued(
     run: RunLog,
     names: Names,
@@ -224,7 +255,7 @@ def _not_queued(
         ]:
             return (
                 f"{names.key(key)} was queued, at {names.gate(earlier[-1].tick)}, where"
-                f" {row['wanted']} is wanted now"
+                f" {row['wanted'] or 'a skip'} is wanted now"
             )
     queued = run.decisions.filter((pl.col("kind") == "queue_prefetch") & (pl.col("tick") == tick))[
         "key"

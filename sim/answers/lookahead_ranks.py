@@ -34,13 +34,19 @@ class Forecast:
 def rows_of_step(run: RunLog, trace: Trace, step: int) -> list[int]:
     """The token-rows of a step, as indices into the trace.
 
-    They are, of each of its sequences, the rows after its last position in an earlier step.
+    They are, of each of its sequences, the rows after its last position in an earlier step. Of
+    drafts that were wrong the row is read, and no position is told; steps that draft are no part.
     """
+    tokens, to = run.tokens, pl.col("position")
+    if "drafts" in tokens.columns:
+        tokens = tokens.filter(pl.col("phase") != "draft")
+        wrong = 1 + pl.col("drafts") - pl.col("new_tokens")
+        to += pl.when(pl.col("new_tokens") > 0).then(wrong).otherwise(0)
     last = (
-        run.tokens.filter(pl.col("step") <= step)
+        tokens.filter(pl.col("step") <= step)
         .group_by("sequence")
         .agg(
-            pl.col("position").filter(pl.col("step") == step).max().alias("to"),
+            to.filter(pl.col("step") == step).max().alias("to"),
             pl.col("position").filter(pl.col("step") < step).max().alias("after"),
         )
     )

@@ -121,12 +121,18 @@ def profiled(
     of up to ``context`` tokens.
 
     The experts' slots are those that the most sequences at the longest context leave. Raise
-    ValueError for fewer than two batches, too few sequences, and a context that is too short.
+    ValueError for fewer than two batches, too few sequences, drafts, and a context that is too
+    short.
     """
     batches = sorted(set(batches))
     if len(batches) < 2 or batches[0] < 1:
         raise ValueError(f"batches={batches} must be two different numbers or more, from 1 on")
     told = prepared([*given, "budget=fit"]).config["workload"]
+    if tokens := told.get("draft_tokens"):
+        raise ValueError(
+            f"workload.draft_tokens={tokens}: a step that checks drafts gives several tokens, and"
+            " the table has steps of one; set workload.draft_tokens=0"
+        )
     given = [*given, *(f"workload.{key}={to}" for key, to in WITHOUT.items() if told.get(key))]
     sequences = prepared([*given, "budget=fit"]).workload.sequences
     if len(sequences) < batches[-1]:

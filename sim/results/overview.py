@@ -20,6 +20,15 @@ Summary = Mapping[str, Any]
 LOSSLESS, LOSSY, BOUND = "lossless", "lossy", "a bound"
 CONDITIONS = ("budget", "hardware", "model", "system", "trace", "workload", "experiment", "outputs")
 """The sections whose words a set of runs shares, or that a line says otherwise."""
+OF_STEPS = (
+    "context_tokens",
+    "draft_tokens",
+    "draft_accepted",
+    "draft_seed",
+    "draft_layers",
+    "draft_experts",
+)
+"""What a workload says of the tokens before the first, and of those that steps check."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ def work_of(summary: Summary) -> dict[str, Any]:
         },
         **{
             name: contracts.get(name)
-            for name in ("batching", "together", "prefill_chunk", "arrivals")
+            for name in ("batching", "together", "prefill_chunk", "arrivals", *OF_STEPS)
         },
     }
 
@@ -189,8 +198,12 @@ def _title(summary: Summary, words: Sequence[str]) -> str:
     changed = [
         word
         for word in words
-        if "." in word.partition("=")[0]
-        and word.partition("=")[0].lstrip("+~").split(".")[0] in ("hardware", "model", "workload")
+        if word.startswith("workload=")
+        or (
+            "." in word.partition("=")[0]
+            and word.partition("=")[0].lstrip("+~").split(".")[0]
+            in ("hardware", "model", "workload")
+        )
     ]
     return "; ".join([*parts, *changed])
 

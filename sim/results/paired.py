@@ -78,6 +78,17 @@ def paired(ours: Floats, theirs: Floats) -> Paired:
     )
 
 
+def paired_rates(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Paired:
+    """`paired` of two runs, each by its time and its tokens (`sim.results.latency.decode_time_and_tokens`),
+    whose ratio is that of their tokens over time.
+
+    A sequence without a prompt counts from the end of its first step. A step that checks drafts
+    gives several tokens, so runs with other drafts count other numbers of tokens.
+    """
+    (time, tokens), (their_time, their_tokens) = ours, theirs
+    return paired(time * (their_tokens.sum() / tokens.sum()), their_time)
+
+
 def in_common(one: Floats, other: Floats) -> tuple[Floats, Floats]:
     """The times of two runs by what neither divides: where they batch differently, a batch of the
     one may be several of the other, or end within one.

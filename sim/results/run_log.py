@@ -51,6 +51,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "decisions": ("call", "kind", "tick", "key", "victim", "outcome"),
     "tokens": ("step", "sequence", "position"),
 }
+OF_DRAFTS = ("phase", "drafts", "new_tokens")
+"""Columns of ``tokens`` where tokens are drafted."""
 OTHER_HITS = ("high_for_low", "low_for_high")
 LARGEST_CONFIG_BYTES = 1 << 20
 LARGEST_ROWS = 1 << 28
@@ -187,7 +189,8 @@ class RunLog:
                 raise ValueError(
                     f"{place} has {rows} rows, must have at most {LARGEST_ROWS}; {RUN_AGAIN}"
                 )
-            return pl.read_parquet(place, columns=list(COLUMNS[name]), glob=False)
+            more = OF_DRAFTS if name == "tokens" and has.issuperset(OF_DRAFTS) else ()
+            return pl.read_parquet(place, columns=[*COLUMNS[name], *more], glob=False)
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
 

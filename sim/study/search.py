@@ -22,7 +22,7 @@ import numpy as np
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in
 from sim.results.labels import told as labels_told
-from sim.results.paired import Paired, paired
+from sim.results.paired import Paired, paired_rates
 from sim.study.cells import Cell, make_cell
 from sim.study.conduct import axes_of, of_other_code, showing_progress
 from sim.study.dataset import Dataset
@@ -310,7 +310,10 @@ def _compare(ours: Row, theirs: Row) -> Paired:
     """How many times as fast ``ours`` decodes as ``theirs``, paired by sequence."""
     if list(ours["sequence"]) != list(theirs["sequence"]):
         raise ValueError("the two runs decoded different sequences, which cannot be paired")
-    return paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]))
+    time_and_tokens = [
+        (np.array(row["decode_ns"]), np.array(row["decode_tokens"])) for row in (ours, theirs)
+    ]
+    return paired_rates(*time_and_tokens)
 
 
 def _open(optuna: Any, search: Search, output_dir: Path, cell: Cell) -> Any:

@@ -1,8 +1,8 @@
 """Prints, by simulation, how often the 95 % intervals cover the truth.
 
 ``python tests/bench/interval_coverage.py``. Rows are numbers of sequences. A column has the lowest
-and the highest coverage in per cent, over all distributions of the sequences' lengths. The last
-column is the coverage of a percentile bootstrap.
+and the highest coverage in per cent, over all distributions of the sequences' lengths. Below stand
+the coverage of a percentile bootstrap, and that of sequences of which several are of one text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
 
-from helpers.interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage  # noqa: E402
+from helpers.interval_tails import (  # noqa: E402
+    SIZES,
+    SKEWED,
+    TAILS,
+    bootstrap_coverage,
+    coverage,
+    coverage_of_texts,
+)
 
 COUNTS = (2, 3, 4, 6, 8, 16, 32)
 TRIALS = 20_000
@@ -42,6 +49,12 @@ def main() -> None:
             f"a percentile bootstrap at {count} sequences, both by 5 %, lengths lognormal .5:"
             f" {100 * share:.0f} %"
         )
+    for count, each in ((16, 2), (32, 2), (16, 4), (32, 4)):
+        found = [
+            f"{100 * coverage_of_texts(count, each, alike, TRIALS, count):.1f}"
+            for alike in (0.2, 0.5, 1.0)
+        ]
+        print(f"{count} sequences, {each} of each text, 0.2, 0.5 and 1 alike: {', '.join(found)}")
 
 
 if __name__ == "__main__":

@@ -397,8 +397,8 @@ def test_a_hit_is_told_with_the_prefetch_that_brought_it(
         ),
         (
             "A prefetch was queued at tick 2 (step 1, site 0), 1 site ahead. The prefetch waited"
-            " 0.000 ms for pcie and moved from 3.000 ms to 3.800 ms, 0.200 ms before the gate"
-            " asked."
+            " 0.000 ms for pcie and moved from 3.000 ms to 3.800 ms. It came 0.200 ms before"
+            " the gate asked."
         ),
     ]
 

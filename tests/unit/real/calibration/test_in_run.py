@@ -198,6 +198,14 @@ def test_facts_are_read_as_they_were_written_and_older_ones_have_no_runs(tmp_pat
         ({"copy": []}, "it has no copies or no experts"),
         ({"copy": [[1]]}, "are no points"),
         ({"runs": [{"size": 1}]}, "unexpected keyword"),
+        ({"copy": [[0, 5.0]]}, "a copy of no bytes"),
+        ({"copy": [[4096, float("nan")]]}, "are no points"),
+        ({"experts": {"fp16": [[1, 0.0]]}}, "are no points"),
+        ({"experts": {"fp16": [[4, 9.0]]}}, "experts in fp16 need a time of one row"),
+        ({"expert_bytes": {"int4": 8192}}, "experts in fp16 need .* their bytes"),
+        ({"dense": -1.0}, "dense=-1.0 is no time"),
+        ({"operation": "soon"}, "could not convert"),
+        ({"host": {"nap": 7}}, "nap=7 is no time"),
     ],
 )
 def test_what_holds_no_facts_is_refused(

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -13,7 +14,7 @@ from sim.answers import ask
 from sim.answers.ask import _changes, _least, _link, _memory
 from sim.answers.ask_parts import LOSSLESS, Change, Fit, Need, Row
 from sim.results.labels import Labels
-from sim.results.paired import Paired
+from sim.results.paired import Paired, paired_rates
 from sim.study.trials import Trial
 
 WORDS = ("system=hobbit", "precision=int8")
@@ -74,7 +75,9 @@ def numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial's time is 100 less its number, its slots a layer 20 less half of it."""
     monkeypatch.setattr(ask, "decode_time_and_tokens", lambda one: (100 - one.summary["at"], 0))
     monkeypatch.setattr(ask, "slots_a_layer", lambda one: 20 - one.summary["at"] / 2)
-    monkeypatch.setattr(ask, "paired", lambda one, before: Paired(before / one, None, None, 1))
+    monkeypatch.setattr(
+        ask, "paired_rates", lambda one, before: Paired(before[0] / one[0], None, None, 1)
+    )
 
 
 def changed(one: Row, run: Any, refused: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
@@ -83,6 +86,20 @@ def changed(one: Row, run: Any, refused: tuple[str, ...] = ()) -> dict[str, tupl
     found = [change.what for change in _changes(one, run, bench)]  # type: ignore[arg-type]
     assert bench.asked[0] == one.words
     return dict(zip(found, bench.asked[1:], strict=True))
+
+
+def test_a_change_by_drafts_is_told_by_tokens_over_time_where_runs_count_other_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of sequences without a prompt the tokens of the first step do not count: drafts leave out more."""
+    time, tokens = np.array([40.0, 40.0]), np.array([9.0, 9.0])
+    fewer = np.array([30.0, 30.0]), np.array([7.0, 7.0])
+    monkeypatch.setattr(
+        ask, "decode_time_and_tokens", lambda one: fewer if one.summary["at"] else (time, tokens)
+    )
+    monkeypatch.setattr(ask, "paired_rates", paired_rates)
+    (change, *_) = _changes(row(), run_of(), Bench())  # type: ignore[arg-type]
+    assert change.faster.speedup == pytest.approx((7 / 30) / (9 / 40))
 
 
 def test_each_change_is_asked_alone() -> None:

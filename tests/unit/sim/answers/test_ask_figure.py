@@ -204,11 +204,12 @@ def test_quality_is_told_where_it_is_known_with_the_model_and_the_texts() -> Non
 
 
 def test_quality_is_known_of_a_system_as_it_stands_on_the_gates_that_it_was_measured_on() -> None:
-    known = quality_of("tiny_mixtral", ("system=hobbit",))
+    known = quality_of("tiny_mixtral", "hobbit")
     assert known is not None
     assert known.interval[0] < known.millinats < known.interval[1]
-    assert quality_of("tiny_mixtral", ("system=hobbit", "precision=fp16")) is None
-    assert quality_of("synthetic_mixtral_8x7b", ("system=hobbit",)) is None
+    for other in ("hobbit precision=fp16", "hobbit cache=lfu", "hobbit_cpu"):
+        assert quality_of("tiny_mixtral", other) is None, other
+    assert quality_of("synthetic_mixtral_8x7b", "hobbit") is None
 
 
 def test_every_measured_quality_stands_in_the_page_that_names_its_command() -> None:

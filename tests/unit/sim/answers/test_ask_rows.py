@@ -170,6 +170,12 @@ def test_what_fits_whole_is_asked_of_one_system_and_the_rest_of_each(
     ]
 
 
+class Speed(float):
+    """A trial that is no more than its speed, and the name of its system."""
+
+    summary: dict[str, str]
+
+
 class Asked:
     """A bench that ran what it is asked for: lru at the speeds given by precision."""
 
@@ -178,7 +184,10 @@ class Asked:
 
     def all(self, words: Any) -> Any:
         self.words.append(list(words))
-        return {one: self.speeds[one[1]] for one in words}, [("b", "no")]
+        found = {one: Speed(self.speeds[one[1]]) for one in words}
+        for one, trial in found.items():
+            trial.summary = {"system": f"lru {one[1]}"}
+        return found, [("b", "no")]
 
 
 def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
@@ -205,7 +214,7 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
         ),
     )
     monkeypatch.setattr(ask, "row_of", lambda words, found: rows[words])
-    monkeypatch.setattr(ask, "quality_of", lambda shape, words: (shape, words[1]))
+    monkeypatch.setattr(ask, "quality_of", lambda shape, system: (shape, system))
     monkeypatch.setattr(ask, "decode_time_and_tokens", lambda found: (np.array([1 / found]), None))
     monkeypatch.setattr(ask, "error_of", lambda run: run.error)
     change = Change("x", "y", 1.0, Paired(1, None, None, 1))
@@ -239,7 +248,7 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
         tuple(
             replace(
                 rows["system=lru", f"precision={name}"],
-                quality=("shape", f"precision={name}"),  # type: ignore[arg-type]
+                quality=("shape", f"lru precision={name}"),  # type: ignore[arg-type]
                 behind=behind if name == "fp16" else None,
             )
             for name in ("fp16", "int2", "int8")

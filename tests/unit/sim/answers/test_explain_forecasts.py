@@ -7,6 +7,7 @@ key that is asked about is 13, expert 3 of site 2, needed at tick 6, at 60 ms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +72,9 @@ def run_of(
             [{"kind": "queue_prefetch", "tick": tick, "key": key} for tick, key in queued]
             + [{"kind": "issue", "tick": 5, "key": 14}]
         ),
-        lookups=pl.DataFrame({"step": [1, 1, 1, 0], "site": [0, 1, 2, 0], "tick": [4, 5, 6, 0]}),
+        lookups=pl.DataFrame(
+            {"step": [1, 1, 1, 0, 0], "site": [0, 1, 2, 0, 2], "tick": [4, 5, 6, 0, 2]}
+        ),
     )
 
 
@@ -117,7 +120,7 @@ NOTHING = "pcie served nothing meanwhile"
             "miss",
             [event("queue_prefetch", 1, 2)],
             [
-                "A prefetch was queued at tick 2 (step 0, site 2), 0 sites ahead, and nothing more is"
+                "A prefetch was queued at tick 2 (step 0, site 2), 4 gates ahead, and nothing more is"
                 f" told of it; {NOTHING}."
             ],
         ),
@@ -160,6 +163,15 @@ def test_what_became_of_a_queued_prefetch(
     assert story(run, outcome) == told
 
 
+def test_a_prefetch_waits_for_the_link_of_its_own_key_or_site() -> None:
+    """Key 1 comes over one device's link, those of site 2 over another's."""
+    run = run_of(move(1, 1, 2, "demand", key=1), events=[QUEUED, event("cancel", 4, 5)])
+    run.transfers = pl.DataFrame({"number": [0, 1], "hop": [0, 0], "link": ["pcie", "pcie_1"]})
+    assert "; pcie served nothing" in story(run, "miss")[0]
+    run.moves.append(replace(move(7, 80, 90, "demand", key=12), number=1))
+    assert "; pcie_1 served nothing" in story(run, "miss")[0]
+
+
 def test_a_newer_forecast_cancels_where_it_replaces_the_queue_and_no_link_is_named_without_moves() -> (
     None
 ):
@@ -174,8 +186,8 @@ def test_a_newer_forecast_cancels_where_it_replaces_the_queue_and_no_link_is_nam
     ("start_ms", "end_ms", "end"),
     [
         (45, 61, ". It came 1.000 ms after the gate asked."),
-        (45, 60, ", 0.000 ms before the gate asked."),
-        (45, 52, ", 8.000 ms before the gate asked."),
+        (45, 60, ". It came 0.000 ms before the gate asked."),
+        (45, 52, ". It came 8.000 ms before the gate asked."),
     ],
 )
 def test_an_issued_prefetch_tells_its_waiting_and_when_it_came(
@@ -223,6 +235,22 @@ def test_the_first_demand_from_the_gate_on_is_told_and_one_that_did_not_wait_in_
 
 
 NONE = "No prefetch was queued"
+
+
+def test_a_predictor_that_looks_past_a_steps_end_is_not_said_to_stay_inside_of_one() -> None:
+    """At tick 2, site 2, a prefetch for site 0 is queued: for the next step's first gate."""
+    told = "No prefetch was queued for it in this step; what ExpectedNeeds forecast no row tells."
+    around = run_of(predictor="ExpectedNeeds", queued=[(2, 1)])
+    assert story(around, "miss", tick=4) == [told]
+    inside = run_of(predictor="ExpectedNeeds", queued=[(2, 16)])
+    assert "lookahead stays inside a step" in story(inside, "miss", tick=4)[0]
+
+
+def test_where_nothing_comes_in_time_no_prefetch_of_the_whole_run_is_queued() -> None:
+    run = run_of(predictor="ExpectedNeeds", prefetch_budget="in_time")
+    assert story(run, "miss") == [
+        f"{NONE} in the whole run, whose loader.prefetch_budget is in_time."
+    ]
 
 
 @pytest.mark.parametrize("outcome", ["miss", "cpu", "skip"])

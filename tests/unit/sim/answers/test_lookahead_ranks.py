@@ -94,6 +94,28 @@ def test_the_rows_of_a_step_follow_the_last_position_of_each_sequence() -> None:
     assert found == [[0, 1], [2, 3, 4], [6], []]
 
 
+def test_the_rows_of_a_step_are_also_those_of_wrong_drafts_and_not_those_of_steps_that_draft() -> (
+    None
+):
+    """Sequence 0 has five decoded rows after row 1. Step 2 checks two drafts of row 2 and keeps one."""
+    columns = ["step", "sequence", "position", "phase", "drafts", "new_tokens"]
+    rows = [
+        (0, 0, 1, "prefill", 0, 0),
+        (1, 0, 2, "draft", 0, 0),
+        (2, 0, 3, "draft", 0, 0),
+        (3, 0, 3, "decode", 2, 2),
+        (4, 0, 4, "draft", 0, 0),
+        (5, 0, 5, "decode", 1, 2),
+        (6, 0, 6, "decode", 0, 1),
+    ]
+    run: Any = SimpleNamespace(tokens=pl.DataFrame(rows, columns, orient="row"))
+    trace: Any = SimpleNamespace(
+        sequence=np.zeros(7, int), position=np.arange(7), valid=np.ones(7, bool)
+    )
+    found = [rows_of_step(run, trace, step) for step in (0, 3, 5, 6)]
+    assert found == [[0, 1], [2, 3, 4], [4, 5], [6]]
+
+
 def test_the_best_rank_of_any_row_counts_by_distance() -> None:
     """Of equal scores none is above; a row without scores is none."""
     trace = trace_of(

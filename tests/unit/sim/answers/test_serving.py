@@ -173,6 +173,13 @@ def test_what_cannot_be_profiled_is_refused(batches: list[int], context: int, sa
         profiled(FEW, batches, context, simulate)
 
 
+# Contracts: C180
+@pytest.mark.parametrize("more", [[], ["workload.draft_accepted=0.6"]])
+def test_steps_that_give_several_tokens_are_no_steps_of_one(more: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"workload.draft_tokens=2: a step .* several tokens"):
+        profiled([*FEW, "workload.draft_tokens=2", *more], [1, 2], 1000, simulate)
+
+
 Main = Callable[[Sequence[str]], int]
 
 

@@ -5,6 +5,8 @@ The two systems differ by chance alone.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.interval_tails import SIZES, SKEWED, TAILS, bootstrap_coverage, coverage
+from helpers.interval_tails import (
+    SIZES,
+    SKEWED,
+    TAILS,
+    bootstrap_coverage,
+    coverage,
+    coverage_of_texts,
+)
 from sim.results.coverage import TAILS as TOLD_TAILS
 from sim.results.coverage import Coverage, coverage_at, covered
 from sim.results.intervals import MIN_SEQUENCES, Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.paired import paired
 from sim.study.trials import trial
+from sim.values.places import ASSETS
 
 COUNTS = (4, 6, 8, 16, 32)
 TRIALS = 20_000
@@ -56,6 +66,22 @@ def test_few_sequences_do_not_show_a_rare_difference_that_only_one_system_has(
     """docs/metrics.md says so: no interval can know what four sequences do not contain."""
     assert least <= coverage(SIZES["equal"], SKEWED[tail], 4, TRIALS, 1, one_sided=True) <= most
     assert coverage(SIZES["equal"], SKEWED[tail], 64, TRIALS, 1, one_sided=True) >= 0.92
+
+
+@pytest.mark.parametrize(
+    ("each", "least", "most"), [(1, 0.94, 0.96), (2, 0.87, 0.91), (4, 0.75, 0.82)]
+)
+def test_sequences_of_one_text_are_no_independent_ones_as_docs_metrics_says(
+    each: int, least: float, most: float
+) -> None:
+    assert least <= coverage_of_texts(32, each, 0.5, TRIALS, 32) <= most
+
+
+def test_the_bundled_passages_are_of_as_many_files_as_docs_metrics_says() -> None:
+    """32 of the ``eval`` split, of 18 files, at most three of one."""
+    lines = (ASSETS / "prompts" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    files = Counter(one["document"] for one in map(json.loads, lines) if one["split"] == "eval")
+    assert (files.total(), len(files), max(files.values())) == (32, 18, 3)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,25 @@ def test_runs_of_other_work_machines_or_bytes_are_in_other_sets() -> None:
     assert [len(one.lines) for one in found.sets] == [1, 1, 1, 1]
     assert len(found.titles) == 2
     assert found.titles[-1].endswith("; hardware.memory_gib=8")
+
+
+def test_runs_of_other_drafts_or_contexts_are_in_other_sets_that_their_titles_name() -> None:
+    plain = run("a", 1, words="system=a workload=sequential")
+    drafted = run("a", 2, words="system=a workload=mtp_4")
+    for key, value in (("draft_tokens", 4), ("draft_accepted", 0.5), ("context_tokens", 100)):
+        other = replace(
+            drafted,
+            summary={
+                **drafted.summary,
+                "contracts": {**drafted.summary["contracts"], key: value},
+            },
+        )
+        found = overview([plain, other])
+        assert [len(one.lines) for one in found.sets] == [1, 1], key
+    assert [title.rpartition("; ")[2] for title in found.titles] == [
+        "workload=sequential",
+        "workload=mtp_4",
+    ]
 
 
 def test_words_that_tell_runs_apart_are_in_their_names() -> None:
