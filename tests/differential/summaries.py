@@ -182,15 +182,17 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         f"link0_{link}" if 0 < link < ends else f"link{link}" for link in range(scenario.hops)
     )
     frames = Frames(controller, cast(Any, workload), durations, record, links)
+    model = SimpleNamespace(
+        name="tiny",
+        transplant=None,
+        part=None,
+        keeps=lambda precision: True,
+        kv_bytes_per_token=sum(scenario.kv_bytes),
+        with_gates=lambda captured: model,
+    )
     run = SimpleNamespace(
         system="scenario",
-        model=SimpleNamespace(
-            name="tiny",
-            transplant=None,
-            part=None,
-            keeps=lambda precision: True,
-            kv_bytes_per_token=sum(scenario.kv_bytes),
-        ),
+        model=model,
         hardware=SimpleNamespace(
             name="machine",
             title=f"{len(where.slower)} x machine ({where.split})" if where else "machine",
@@ -198,6 +200,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
             compared=None,
             link_names=links,
             measured=None,
+            devices=None,
         ),
         trace=SimpleNamespace(header=HEADER),
         workload=workload,
