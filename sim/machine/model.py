@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from sim.machine.attention import LatentAttention
 from sim.machine.precision import AS_STORED, PRECISIONS, PROJECTIONS
 from sim.values.units import require_flag, require_number
-from sim.verbs.names import models_for
-
-SYNTHETIC = "synthetic_"
-"""The name of a model that a preset imitates begins so in the header of synthetic gates."""
-
-if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
-    from sim.traces.header import ModelShape
 
 
 @dataclass(frozen=True)
@@ -193,14 +185,6 @@ class Model:
         return ", ".join(
             [f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told]
         )
-
-    def with_gates(self, captured: str) -> Model:
-        """This model where gates of the model ``captured`` are replayed: a transplant where that
-        one has another name.
-        """
-        if self.gates_of is not None or _alnum(captured).startswith(_alnum(self.name)):
-            return self
-        return replace(self, gates_of=captured, sizes_of=self.name)
 
     @property
     def part(self) -> str | None:
@@ -425,54 +409,3 @@ class Model:
     def site_kv_bytes(self, site: int) -> int:
         """The cached bytes of one token over a site's layers."""
         return 0 if self.is_encoder(site) else self.layers_at(site) * self.layer_kv_bytes
-
-    def check_trace(
-        self, shape: ModelShape, trace_name: str, null_experts: int = 0, draft_sites: int = 0
-    ) -> None:
-        """Raise ValueError unless a trace's gates are this model's, or a declared transplant.
-
-        ``null_experts`` is how many of the trace's experts compute nothing, ``draft_sites`` how
-        many of its sites draft tokens.
-        """
-        ours, theirs = (
-            (self.own_sites, self.experts, self.top_k),
-            (shape.sites - draft_sites, shape.experts, shape.top_k),
-        )
-        if ours != theirs:
-            raise ValueError(
-                f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model"
-                f" {self.name} {_shape(ours)}; to run this trace choose"
-                f" {models_for(*theirs, shape.hidden, shape.expert_intermediate)}; for"
-                f" gates of {self.name} moelab ask model={self.name} finds some, and moelab"
-                f" synthesize like={self.name} makes some for trace.path=DIR"
-            )
-        if null_experts != self.null_experts:
-            raise ValueError(
-                f"of the {self.experts} experts of trace {trace_name} {null_experts} compute"
-                f" nothing (no weights), of those of model {self.name} {self.null_experts}; set"
-                f" ++model.null_experts={null_experts}"
-            )
-        if self.gates_of is not None:
-            if self.gates_of != shape.name:
-                raise ValueError(
-                    f"model {self.name} takes its gates from {self.gates_of}, but trace"
-                    f" {trace_name} was captured from {shape.name}; choose a trace of"
-                    f" {self.gates_of}, or override model.gates_of={shape.name}"
-                )
-        elif (self.hidden, self.expert_intermediate) != (shape.hidden, shape.expert_intermediate):
-            raise ValueError(
-                f"trace {trace_name} comes from {shape.name}, whose experts are {shape.hidden} x"
-                f" {shape.expert_intermediate}; those of model {self.name} are {self.hidden} x"
-                f" {self.expert_intermediate}; to replay the gates of one model with the sizes of"
-                f" another say so: model.gates_of={shape.name} model.sizes_of={self.name}"
-            )
-
-
-def _alnum(name: str) -> str:
-    """A model's name without its owner, case, signs, and the mark of synthetic gates."""
-    own = name.rpartition("/")[2].lower().removeprefix(SYNTHETIC)
-    return "".join(filter(str.isalnum, own))
-
-
-def _shape(shape: tuple[int, int, int]) -> str:
-    return f"{shape[0]} x {shape[1]} top-{shape[2]}"

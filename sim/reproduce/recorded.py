@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sim.machine.replayed_gates import check_gates
 from sim.reproduce.identities import model
 from sim.reproduce.roles import Paper
 from sim.traces.header import parse_header
@@ -47,7 +48,7 @@ def with_recorded(paper: Paper, asked: str) -> Paper:
         ) from None
     try:
         header = parse_header((folder / "header.json").read_bytes())
-        sizes.check_trace(header.model, header.name)
+        check_gates(sizes, header.model, header.name)
     except OSError as error:
         raise ValueError(
             f"recorded={asked}: {folder} is no trace: {error.strerror} (header.json)"

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from sim.machine.replayed_gates import replaying
 from sim.machine.validated import Validated
 from sim.results.run import Run
 from sim.traces.drafts import STANDS_IN
@@ -81,7 +82,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
 
     Before the run there are no lookups (None): then the labels that are certain beforehand.
     """
-    model = run.model.with_gates(run.trace.header.model.name)
+    model = replaying(run.model, run.trace.header.model.name)
     return Labels(
         transplanted=model.transplant,
         part=model.part,

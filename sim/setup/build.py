@@ -17,6 +17,7 @@ from sim.machine.devices import USE, device_of, with_ranking
 from sim.machine.devices_costs import Timed
 from sim.machine.hardware import Hardware
 from sim.machine.recorded_bytes import recorded_bytes
+from sim.machine.replayed_gates import check_gates
 from sim.machine.roofline import Roofline
 from sim.machine.swap import paging_of
 from sim.process.shared import Shared
@@ -78,7 +79,7 @@ def build(
     check_ram_cache(system, hardware)
     trace = trace or _shared_trace(parts, shared)
     header = trace.header
-    model.check_trace(header.model, header.name, header.null_experts, header.draft_sites)
+    check_gates(model, header.model, header.name, header.null_experts, header.draft_sites)
     if header.draft_sites != model.draft_sites:
         trace = _with_drafts(trace, model.draft_sites, shared)
     tells_bytes = EXPERT_BYTES_FILE in header.files and model.transplant is None

@@ -188,7 +188,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         part=None,
         keeps=lambda precision: True,
         kv_bytes_per_token=sum(scenario.kv_bytes),
-        with_gates=lambda captured: model,
+        gates_of=None,
     )
     run = SimpleNamespace(
         system="scenario",

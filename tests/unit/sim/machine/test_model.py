@@ -13,7 +13,6 @@ from sim.machine.attention import LatentAttention
 from sim.machine.model import Model
 from sim.setup.sections import make_object
 from sim.study.trials import prepared
-from sim.traces.header import ModelShape
 from sim.values.places import ROOT
 
 GIB = 1 << 30
@@ -156,61 +155,6 @@ def test_layers_without_experts_or_an_encoder_are_taken_alone() -> None:
     assert small(encoder_sites=2, dense_layers_per_site=1, dense_intermediate=16).encoder_sites == 2
 
 
-def shape(**changes: Any) -> ModelShape:
-    values: dict[str, Any] = {
-        "name": "small",
-        "architecture": "none",
-        "sites": 3,
-        "experts": 4,
-        "top_k": 2,
-        "hidden": 8,
-        "expert_intermediate": 16,
-    }
-    return ModelShape(**(values | changes))
-
-
-def test_a_trace_of_the_models_own_gates_is_taken() -> None:
-    small().check_trace(shape(name="another name"), "t")
-    assert small().transplant is None
-
-
-@pytest.mark.parametrize("changes", [{"sites": 4}, {"experts": 8}, {"top_k": 1}])
-def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str, int]) -> None:
-    theirs = {"sites": 3, "experts": 4, "top_k": 2} | changes
-    named = f"{theirs['sites']} x {theirs['experts']} top-{theirs['top_k']}"
-    with pytest.raises(
-        ValueError, match=rf"trace t .*{named}.*model small .*3 x 4 top-2; to run this trace choose"
-    ):
-        small().check_trace(shape(**changes), "t")
-
-
-@pytest.mark.parametrize(
-    ("sites", "experts", "top_k", "words"),
-    [
-        (27, 64, 6, "choose model=deepseek_moe_16b;"),
-        (8, 64, 6, "choose model=deepseek_moe_16b model.sites=8 (8 of its 27 layers"),
-        (8, 61, 6, "choose model=tiny_qwen2moe model.sites=8 model.experts=61 model.top_k=6"),
-    ],
-)
-def test_a_trace_of_another_shape_is_refused_with_a_model_that_it_can_run_on(
-    sites: int, experts: int, top_k: int, words: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
-        small().check_trace(shape(sites=sites, experts=experts, top_k=top_k), "t")
-
-
-# Contracts: C113
-def test_a_transplant_must_be_declared_and_says_what_it_is() -> None:
-    with pytest.raises(ValueError, match=r"model\.gates_of=tiny model\.sizes_of=small"):
-        small().check_trace(shape(name="tiny", hidden=4), "t")
-    declared = small(gates_of="tiny", sizes_of="small")
-    declared.check_trace(shape(name="tiny", hidden=4), "t")
-    with pytest.raises(
-        ValueError, match="takes its gates from tiny, but trace t was captured from other"
-    ):
-        declared.check_trace(shape(name="other"), "t")
-
-
 def test_a_transplant_tells_each_way_in_which_it_is_not_the_whole() -> None:
     declared = small(gates_of="tiny", sizes_of="small")
     told = "TRANSPLANTED: gates of tiny, sizes of small"
@@ -307,31 +251,6 @@ def test_biases_move_with_at_least_16_bits_whatever_the_weights_have() -> None:
     sizes = [model.expert_bytes(name) for name in ("fp32", "fp16", "int4", "q4_k_m")]
     assert sizes == [4 * 394, 2 * 394, 192 + 20, 233 + 20]
     assert model.resident_bytes("floe") == 40
-
-
-def test_a_trace_with_layers_that_draft_or_experts_that_compute_nothing_must_be_of_such_a_model() -> (
-    None
-):
-    drafting = small().with_drafts(1)
-    assert (drafting.sites, drafting.own_sites) == (4, 3)
-    drafting.check_trace(shape(sites=4), "t", draft_sites=1)
-    with pytest.raises(ValueError, match=r"^trace t has 4 x 4 top-2 .*, model small 3 x 4 top-2;"):
-        drafting.check_trace(shape(sites=4), "t")
-    small(null_experts=1).check_trace(shape(), "t", null_experts=1)
-    with pytest.raises(
-        ValueError,
-        match=r"^of the 4 experts of trace t 1 compute nothing \(no weights\), of those of model"
-        r" small 0; set \+\+model.null_experts=1$",
-    ):
-        small().check_trace(shape(), "t", null_experts=1)
-    for other in ({"hidden": 9}, {"expert_intermediate": 17}):
-        sizes = {"hidden": 8, "expert_intermediate": 16} | other
-        with pytest.raises(
-            ValueError,
-            match=rf"^trace t comes from small, whose experts are {sizes['hidden']} x"
-            rf" {sizes['expert_intermediate']}; those of model small are 8 x 16; to replay",
-        ):
-            small().check_trace(shape(**other), "t")
 
 
 def test_parameters_in_all_and_of_one_token_by_hand() -> None:

@@ -39,7 +39,6 @@ class Built:
             draft_sites=2,
             transplant=None,
             kv_bytes_by_window=lambda: {0: 7},
-            check_trace=lambda *given: self.seen.append(("check_trace", *given)),
         )
         self.parts = named(
             model=self.model,
@@ -66,6 +65,7 @@ class Built:
             ("_shared_trace", lambda parts, shared: self.trace),
             ("_with_drafts", lambda trace, sites, shared: self.told("drafts", sites) or trace),
             ("_shared_workload", lambda *given: self.told("workload") or self.workload),
+            ("check_gates", lambda model, *given: self.told("gates", *given)),
             ("check_said", lambda policies, model: self.told("said", policies)),
             ("check_changed", lambda hardware, changed: self.told("changed", [*changed])),
             ("check_ram_cache", lambda system, hardware: self.told("ram_cache", system)),
@@ -145,7 +145,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         ("said", "policies"),
         ("changed", ["trace.x=1"]),
         ("ram_cache", "lru"),
-        ("check_trace", "shape", "t", 1, 2),
+        ("gates", "shape", "t", 1, 2),
         ("check_drafts", {"tells_bytes": False, "is_real": False}),
         ("workload",),
         ("check_parts",),
