@@ -23,15 +23,16 @@ from statistics import median
 from sim.machine.hardware import Hardware
 from sim.values.units import GB, GIB, MIB
 
-PROBE = re.compile(r"PCIe probe: ([\d.]+) GB/s host->device")
-LOADED = re.compile(r"loaded ([\d.]+) GiB at ([\d.]+) GiB/s")
-SLOTS = re.compile(r"expert cache (\d+) slots, ([\d.]+) GiB of VRAM")
+_N = r"\d+(?:\.\d+)?"
+PROBE = re.compile(rf"PCIe probe: ({_N}) GB/s host->device")
+LOADED = re.compile(rf"loaded ({_N}) GiB at ({_N}) GiB/s")
+SLOTS = re.compile(rf"expert cache (\d+) slots, ({_N}) GiB of VRAM")
 REQUEST = re.compile(
-    r"prompt \d+ tokens = (\d+) reused \+ (\d+) read in ([\d.]+) ms \([\d.]+ tok/s\), (\d+) generated"
-    r" in ([\d.]+) ms \([\d.]+ tok/s\)(?:, drafts accepted (\d+) of (\d+))?"
+    rf"prompt \d+ tokens = (\d+) reused \+ (\d+) read in ({_N}) ms \({_N} tok/s\), (\d+) generated"
+    rf" in ({_N}) ms \({_N} tok/s\)(?:, drafts accepted (\d+) of (\d+))?"
 )
-HITS = re.compile(r"decode expert cache hit rate: [\d.]+% \((\d+) hits / (\d+) lookups\)")
-TIERS = re.compile(r"expert tiers: .* RAM (\d+) blobs, files (\d+) blobs ([\d.]+) MB read")
+HITS = re.compile(rf"decode expert cache hit rate: {_N}% \((\d+) hits / (\d+) lookups\)")
+TIERS = re.compile(rf"expert tiers: .* RAM (\d+) blobs, files (\d+) blobs ({_N}) MB read")
 LARGEST_BYTES = 1 << 28
 PCIE = "pcie"
 """The link that a probe is of."""

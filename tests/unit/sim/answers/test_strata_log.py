@@ -79,6 +79,13 @@ def test_each_line_alone_is_a_report(line: str, report: Report, tmp_path: Path) 
     assert read_report(log) == report
 
 
+def test_a_line_whose_number_is_none_is_no_line_of_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text("PCIe probe: 1.2.3 GB/s host->device", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^engine.log has no line of Strata's engine"):
+        read_report(path)
+
+
 def test_a_file_without_any_of_the_lines_is_told_two_of_them(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("decode expert cache hit rate: 25.0% (100 hits / 400 lookups)\n", "utf-8")
