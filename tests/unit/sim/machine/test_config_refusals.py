@@ -11,20 +11,7 @@ from sim.machine.config_parts import PARTS_OF
 from sim.machine.config_values import ConfigError
 from sim.machine.model_config import model_from_config
 from sim.values.places import ROOT
-
-SMALL: dict[str, Any] = {
-    "model_type": "mixtral",
-    "num_hidden_layers": 6,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 3,
-    "vocab_size": 10,
-}
-SIDES = {"is_encoder_decoder": True, "num_decoder_layers": 6, "num_hidden_layers": 6}
+from unit.sim.machine.test_config_sizes import SIDES, SMALL
 
 
 @pytest.mark.parametrize(
