@@ -24,7 +24,7 @@ from sim.values.places import ROOT
 
 GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
 """A published trace: third-party data that is not part of the project."""
-SIXTHS = 6
+TENTHS = 10
 
 # Before anything imports torch or polars. Where a worker has a core, more threads wait for each
 # other: capturing two passages takes 33 s with them and 1 s without.
@@ -38,8 +38,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @cache
-def sixth() -> int:
-    """Which sixth of the cases of tests with the mark ``alike`` runs: another one for another
+def tenth() -> int:
+    """Which tenth of the cases of tests with the mark ``alike`` runs: another one for another
     commit, so that no case rests for good. Without git it is the first.
     """
     asked = ["git", "rev-parse", "HEAD"]
@@ -47,19 +47,19 @@ def sixth() -> int:
         told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return 0
-    return int(told[:8], 16) % SIXTHS
+    return int(told[:8], 16) % TENTHS
 
 
 def pytest_report_header() -> str:
-    return f"alike: sixth {sixth() + 1} of {SIXTHS}"
+    return f"alike: tenth {tenth() + 1} of {TENTHS}"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with the mark ``alike`` about a sixth of the cases run for each change.
+    """Of a test with the mark ``alike`` about a tenth of the cases run for each change.
 
     They are chosen by a checksum of the case's name, so that a new case moves no other one, and an
-    axis of six values is not cut to one. The others have the mark ``thorough``.
+    axis of ten values is not cut to one. The others have the mark ``thorough``.
     """
     families: dict[str, list[tuple[int, pytest.Item]]] = {}
     for item in items:
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for cases in families.values():
         least = min(number for number, _ in cases)
         for number, item in cases:
-            if number % SIXTHS != sixth() and number != least:
+            if number % TENTHS != tenth() and number != least:
                 item.add_marker(pytest.mark.thorough)
 
 

@@ -139,6 +139,7 @@ def test_a_feature_shows_where_it_is_switched_on_and_the_invariants_hold(name: s
     assert seen >= 3
 
 
+@pytest.mark.thorough
 def test_mixtures_keep_the_invariants_and_reach_every_outcome_and_part() -> None:
     seen: Counter[str] = Counter()
     for seed, ties in product(range(40), (True, False)):

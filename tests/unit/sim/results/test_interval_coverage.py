@@ -100,7 +100,7 @@ def chance() -> Floats:
 
 
 @pytest.mark.alike
-@pytest.mark.parametrize("sequences", [4, 8, 16, 32])
+@pytest.mark.parametrize("sequences", [4, 8, 16, pytest.param(32, marks=pytest.mark.thorough)])
 def test_a_system_against_itself_is_called_faster_or_slower_in_at_most_6_of_100_pairs(
     chance: Floats, sequences: int
 ) -> None:
