@@ -49,8 +49,12 @@ def _layers(run: RunFiles) -> Mapping[int, int]:
     model = run.config["model"]
     windows = model.get("windows") or [0]
     leading, each = (model.get(key, 0) for key in ("leading_dense_layers", "dense_layers_per_site"))
-    layers = leading + model["sites"] * (1 + each)
-    return Counter(windows[layer % len(windows)] for layer in range(layers))
+    own = [windows[n % len(windows)] for n in range(leading + model["sites"] * (1 + each))]
+    # Layers that draft are like the last site's; they cache where their experts are offloaded.
+    asked, drafts = run.config["workload"], 0
+    if asked.get("draft_tokens") and asked.get("draft_experts") == "offloaded":
+        drafts = asked["draft_layers"]
+    return Counter([*own, *own[-1 - each :] * drafts])
 
 
 def held_by_step(run: RunFiles, window: int = 0) -> list[int]:

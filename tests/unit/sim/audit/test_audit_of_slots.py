@@ -305,3 +305,15 @@ def test_layers_that_are_fullest_in_different_steps_leave_a_little_in_each() -> 
     (plan,) = [one.expected for one in growth.rules(run) if "plan" in getattr(one, "text", "")]
     assert isinstance(plan, Between)
     assert plan.high - plan.low == 10, "what 5 and 4 take, of which 4 and 4 is the most at once"
+
+
+# Contracts: C186, C188
+def test_layers_that_draft_hold_what_the_last_one_does() -> None:
+    """Two layers of a window of two, and then none; the second drafts twice, so that three hold all."""
+    drafts = {"draft_tokens": 1, "draft_layers": 2, "draft_experts": "offloaded"}
+    held = {"kv_bytes": [8, 16, 22, 14, 4], "slot_bytes": [74, 66, 60, 68, 78]}
+    run = shrinking(LEDGER | held, workload=drafts)
+    run.config["model"] = {**run.config["model"], "sites": 2, "windows": [2, 0]}
+    assert len(list(growth.rules(run))) > 1
+    run.config["workload"] = {**drafts, "draft_experts": "on_device"}
+    assert "proportion" in str(given(growth.rules(run)))
