@@ -245,7 +245,10 @@ def build_swapped(
     configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]
 ) -> None:
     group, name = swap
-    machine = ("hardware=rtx4090_nvme",) if group == "ram_cache" else ()
+    # A CPU computes only where RAM holds every expert.
+    machine = (
+        ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=64") if group == "ram_cache" else ()
+    )
     machine += ("hardware.memory_gib=96",)  # what takes more memory than another is no matter here
     cfg = system_of(configure, system, *machine).copy()
     OmegaConf.set_struct(cfg, False)

@@ -165,7 +165,7 @@ def test_what_a_context_takes_is_taken_from_slots_and_fewer_bits_give_some_back(
     taken = (131072 - 4096) * 16 * 4096 / 352_321_536 / 16
     assert slots[4096, own] - slots[131072, own] == pytest.approx(taken, abs=0.1)
     told = sentence(found, "lru")
-    assert "1,024 tokens of context take as many bytes as 0.0119 slots a layer" in told
+    assert "1,024 more tokens of context take as many bytes as 0.0119 slots a layer" in told
     assert f"leave {slots[131072, own]:.3g} slots a layer" in told
     best = max((row for row in found.rows if row.value == 131072), key=lambda r: r.tokens_per_s)
     assert f"fastest at {best.series}" in told
