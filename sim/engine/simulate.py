@@ -50,6 +50,8 @@ from sim.values.record import Record
 from sim.workload.steps import Workload
 
 Progress = Callable[[int], None]
+LONG_RUN = 10_000
+"""More new objects than this, and a pass of the garbage collector takes a millisecond."""
 
 
 def simulate(
@@ -98,6 +100,9 @@ def make_engine(
 def _uncollected() -> Iterator[None]:
     """Without garbage collection: a run makes no reference cycles, and its growing columns would
     be scanned again and again.
+
+    The collector's first pass afterwards would go through all that a long run has made. So that
+    counts as old at once, unless somebody has frozen objects, which would be thawed with it.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -105,7 +110,12 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            is_long = gc.get_count()[0] > LONG_RUN and not gc.get_freeze_count()
+            if is_long:
+                gc.freeze()
             gc.enable()
+            if is_long:
+                gc.unfreeze()
 
 
 def _why_stuck(controller: Controller, error: StuckError) -> str:

@@ -64,6 +64,35 @@ def test_a_run_leaves_garbage_collection_as_it_was(was_on: bool) -> None:
     assert not any(seen)
 
 
+def test_what_a_long_run_has_made_counts_as_old_and_what_somebody_froze_stays_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sim.engine.simulate.LONG_RUN", 0)
+    scenario = random_feature("chunks", 0, ties=False)
+    workload = ScenarioWorkload(scenario)
+
+    def generation_of_the_record() -> int:
+        record = simulate(
+            controller_for(scenario),
+            workload,  # type: ignore[arg-type]
+            ScenarioDurations(scenario, workload),  # type: ignore[arg-type]
+        )
+        (found,) = (
+            nth for nth in range(3) if any(one is record for one in gc.get_objects(generation=nth))
+        )
+        return found
+
+    gc.unfreeze()
+    try:
+        assert generation_of_the_record() == 2
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.collect()
+        gc.freeze()  # as `conftest` has it
+    assert generation_of_the_record() < 2
+    assert gc.get_freeze_count() > 0
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_of)
 def test_the_core_and_the_engine_import_at_the_top_of_a_file(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
