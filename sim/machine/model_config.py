@@ -21,10 +21,11 @@ from sim.machine.config_keys import (
     TIED,
     TOP_K_OF,
 )
-from sim.machine.config_layers import layers_of, windows_of
+from sim.machine.config_layers import layers_of
 from sim.machine.config_parts import Widths, parts, parts_once
 from sim.machine.config_refusals import check_known
 from sim.machine.config_values import Config, ConfigError, agreed, number, optional
+from sim.machine.config_windows import windows_of
 from sim.machine.model import Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
