@@ -130,8 +130,8 @@ def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
             check_length(key, entries, layers, name)
     given = [str(one) for one in listing(config, "layer_types")]
     if kind not in LISTED:
-        alike = ALL_ALIKE.get(kind, lambda config: False)(config)
-        found = [SLIDING if alike else FULL] * layers
+        is_sliding = kind in ALL_ALIKE and ALL_ALIKE[kind](config)
+        found = [SLIDING if is_sliding else FULL] * layers
         if given and given != found:
             raise ConfigError(
                 f"{name}: layer_types names {', '.join(sorted(set(given)))}, but the code of"

@@ -141,6 +141,10 @@ def test_the_documentation_has_all_architectures_that_are_read() -> None:
             'small: qk_norm_type has "per_head"; only with "per_layer" are the sizes known',
         ),
         (
+            {"model_type": "laguna", "gating": "per-layer"},
+            'gating="per-layer" of model_type=laguna is not known; known: true, "per-head",',
+        ),
+        (
             {"model_type": "flint", "sliding_window": None},
             "its layers have sliding_attention, and sliding_window is not given",
         ),

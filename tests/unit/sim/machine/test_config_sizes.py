@@ -107,6 +107,10 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         ({"model_type": "laguna"}, {"other_layer_params": 6 + 32, "other_site_params": 4}),
         (
+            {"model_type": "laguna", "gating": "per-head"},
+            {"other_layer_params": 6 + 32, "other_site_params": 4},
+        ),
+        (
             {"model_type": "beam", "sliding_window": 7},
             {
                 "windows": (7, 7, 7, 7, 7, 0),
