@@ -167,14 +167,14 @@ def _compute(frames: Frames, wait: str, steps: int, starts: Starts) -> Iterator[
 
 def _others(frames: Frames, steps: int, starts: Starts) -> Iterator[Event]:
     """Slices of the experts that devices other than the first computed. Fills ``starts``."""
-    record, units = frames.record, frames.controller.geometry.units
     track_of = {device: track for track, device in other_tracks(frames).items()}
+    if not track_of:
+        return
+    record, units = frames.record, frames.controller.geometry.units
     columns = record.other_key, record.other_device, record.other_start_ns, record.other_end_ns
     turns: dict[int, deque[tuple[int, int, int]]] = {}
     for key, *turn in zip(*columns, strict=True):
         turns.setdefault(key, deque()).append((turn[0], turn[1], turn[2]))
-    if not turns:
-        return
     served = pl.col("outcome").is_in(["skip", "cpu"]).not_() & (pl.col("computed") > 0)
     for row in frames.lookups_of_steps(steps).filter(served).iter_rows(named=True):
         # A key is computed as often as it is asked for, in the same order.
