@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from sim.machine.config_values import Config, ConfigError
 from sim.machine.model import Model
@@ -47,7 +47,7 @@ SCALES = {"int": ("bfloat16", "float16"), "nvfp4": ("float8_e4m3fn",), "mxfp4": 
 """The types of scales that these precisions count, where a file says one."""
 
 
-def is_compressed(part: object) -> bool:
+def is_compressed(part: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(part, Mapping) and part.get("quant_method") == METHOD
 
 
