@@ -107,6 +107,8 @@ def _rows(given: dict[str, str], words: Sequence[str], place: Path) -> list[Row]
     else:
         runs = [] if asked == "none" else asked.split(",")
     facts, params = calibrating_facts(folder, runs)
+    for told in facts.left_out:
+        print(f"left out of the calibration: {told}", file=sys.stderr)
     facts = slower(facts, _times(given["rates"]))
     write_machine(place, folder, facts, params, contention=given["contention"] == "on")
     return predict(folder, place, runs, words)

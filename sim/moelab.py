@@ -22,7 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from sim.process.interrupts import code_of
-from sim.verbs.begin import HELP, WRONG_WORDS, answered
+from sim.verbs.begin import HELP, WRONG_WORDS, answered, one_thread_for_arrays
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.page import print_index
 from sim.verbs.synonyms import spoken
@@ -106,6 +106,7 @@ def run(verb: Verb, words: Sequence[str]) -> int:
     """
     if (status := answered(verb, words)) is not None:
         return status
+    one_thread_for_arrays()
     sys.argv = [sys.argv[0], *verb.lead, *spoken(verb, words)]
     try:
         runpy.run_module(verb.module, run_name="__main__", alter_sys=True)

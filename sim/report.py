@@ -20,7 +20,7 @@ from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, by_work, read_runs
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, fitted, told, write_on
-from sim.results.looks import looks
+from sim.results.looks import looks, use_letters_of_font
 from sim.results.outputs import folder_for, own_folder
 from sim.results.overview import Done, Line, Overview, Set, overview
 from sim.results.overview_words import NONE, verdict
@@ -107,6 +107,8 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=none)
         figure.savefig(place.with_suffix(".png"))
+        if use_letters_of_font(figure):
+            figure.savefig(place.with_suffix(".png"))
         plt.close(figure)
     svg = text.getvalue()
     place.with_suffix(".svg").write_text(svg, encoding="utf-8")

@@ -126,7 +126,13 @@ def _on_base(question: Question, words: Sequence[str]) -> list[str]:
     given = {word.partition("=")[0] for word in words} | {
         "budget" for word in words if group_of(word) == "budget"
     }
-    return [*(word for word in question.base if group_of(word) not in given), *words]
+    kept = [word for word in question.base if group_of(word) not in given]
+    instead = [
+        word
+        for word in question.instead
+        if group_of(word) in given and word.partition("=")[0] not in given
+    ]
+    return [*kept, *instead, *words]
 
 
 def _rows(value: float, series: Mapping[str, Trial], against: str) -> Iterable[Row]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from real.calibration.in_run import InParts, InRun
+from sim.machine.precision import PRECISIONS
 
 Points = list[tuple[int, float]]
 """Arguments, each with the median of what it took, in ns."""
@@ -79,6 +81,30 @@ def read_facts(path: Path) -> Facts:
             " facts=FILE writes them"
         ) from None
     return found
+
+
+def of_known_precisions(facts: Facts, place: Path) -> Facts:
+    """The facts without experts at precisions that nobody here knows, which ``left_out`` tells.
+
+    No run could be built on a machine that has times of them. Raise ValueError where none is known.
+    """
+    unknown = [name for name in facts.experts if name not in PRECISIONS]
+    if not unknown:
+        return facts
+    told = f"experts at {', '.join(unknown)}: no precision here; known: {', '.join(PRECISIONS)}"
+    if len(unknown) == len(facts.experts):
+        raise ValueError(f"{place} has {told}")
+
+    def known(by_precision: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: one for name, one in by_precision.items() if name not in unknown}
+
+    return replace(
+        facts,
+        experts=known(facts.experts),
+        expert_bytes=known(facts.expert_bytes),
+        dequantise=known(facts.dequantise),
+        left_out=[*facts.left_out, told],
+    )
 
 
 def _check(found: Facts) -> None:

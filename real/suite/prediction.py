@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from real.calibration.facts import Facts, Points, read_facts
+from real.calibration.facts import Facts, Points, of_known_precisions, read_facts
 from real.calibration.fit import figures
 from real.calibration.in_run import InParts, in_parts, in_run
 from real.calibration.write import Machine, gathers_of, hardware_text
@@ -90,7 +90,8 @@ def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping
 
     Also the parameters of what was measured. Raise ValueError where there are none.
     """
-    facts = read_facts(folder / "suite" / "calibration.json")
+    place = folder / "suite" / "calibration.json"
+    facts = of_known_precisions(read_facts(place), place)
     facts.device = _device_ns(folder / "suite" / "kernels.json", facts.expert_bytes)
     for name in runs:
         was = read_recorded(folder / "recordings" / name)

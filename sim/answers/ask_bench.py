@@ -11,6 +11,10 @@ from sim.study.trials import Trial, trial
 from sim.verbs.names import chosen_by
 
 
+class _Late(BaseException):
+    """Time is up. No ValueError, which a search for a budget would take for a refusal of one."""
+
+
 def trial_within(words: Sequence[str], seconds: float) -> Trial:
     """A trial that may compute for so many seconds. Raise ValueError for one that takes longer.
 
@@ -18,7 +22,7 @@ def trial_within(words: Sequence[str], seconds: float) -> Trial:
     """
 
     def late(*_: object) -> None:
-        raise ValueError(f"more than {seconds:g} s of computing; patience=N gives it more")
+        raise _Late
 
     if threading.current_thread() is not threading.main_thread():
         return trial(words)  # where no signal can be heard
@@ -26,6 +30,10 @@ def trial_within(words: Sequence[str], seconds: float) -> Trial:
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         return trial(words)
+    except _Late:
+        raise ValueError(
+            f"more than {seconds:g} s of computing; patience=N gives it more"
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

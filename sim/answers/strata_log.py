@@ -36,6 +36,10 @@ TIERS = re.compile(rf"expert tiers: .* RAM (\d+) blobs, files (\d+) blobs ({_N})
 LARGEST_BYTES = 1 << 28
 PCIE = "pcie"
 """The link that a probe is of."""
+PLAUSIBLE_PCIE = (0.1, 256.0)
+"""GB/s: from less than one lane of PCIe 1.0 (0.25) to more than 16 of PCIe 7.0 (242)."""
+PLAUSIBLE_DRIVE = (0.01, 64.0)
+"""GB/s: from a slow card to four PCIe 5.0 drives at once (56); above it files came from memory."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ def rates_of(report: Report, hardware: Hardware) -> dict[str, tuple[float, str]]
     """The rates, in GB/s, that links of a machine have by a report, each with what it is.
 
     Where memory is unified the only link is the drive's, of which a probe of PCIe tells nothing.
-    Raise ValueError where the report has no rate of any of the links.
+    Raise ValueError where the report has no rate of any of the links, and for a rate that no link
+    has.
     """
     rates: dict[str, tuple[float, str]] = {}
     *_, last = hardware.link_names
@@ -160,6 +165,14 @@ def rates_of(report: Report, hardware: Hardware) -> dict[str, tuple[float, str]]
             f" for {PCIE} a line 'PCIe probe: .. GB/s host->device' is needed, for a drive 'loaded .."
             " GiB at .. GiB/s'"
         )
+    for link, (rate, why) in rates.items():
+        low, high = PLAUSIBLE_PCIE if link == PCIE else PLAUSIBLE_DRIVE
+        if not low <= rate <= high:
+            raise ValueError(
+                f"the log says {rate:.4g} GB/s of {link}, {why}; a machine's file takes {low:g} to"
+                f" {high:g} GB/s: look at that line of the log, or set"
+                f" hardware.links.{link}.peak_gb_per_s by hand"
+            )
     return rates
 
 

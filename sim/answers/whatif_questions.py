@@ -24,7 +24,8 @@ class Question:
 
     - ``words`` gives the overrides of each series for a value. Other series are compared with the
       last one. With ``is_apart`` a series that cannot run leaves the others.
-    - ``base`` are overrides that hold unless their sections are given.
+    - ``base`` are overrides that hold unless their sections are given. Where one has given way,
+      ``instead`` has what holds there unless that key is given, too.
     - ``difference`` of a value's trials, by series, changes its sign at the turning point ``what``.
     - ``told`` says what that means, in three texts: it turns at a value; it has not turned at the
       highest; it has turned at the lowest already.
@@ -56,6 +57,7 @@ class Question:
     is_discrete: bool = False
     is_apart: bool = False
     base: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
     always: tuple[float, ...] = ()
     amount: str = "{:.3g}"
     needs: tuple[str, str, str] = (
@@ -364,6 +366,8 @@ QUESTIONS: dict[str, Question] = {
         is_discrete=True,
         is_apart=True,
         base=(FIT_BUDGET, "workload=mtp_4"),
+        # Another workload asks for no drafts, and would refuse what words say of them.
+        instead=("workload.draft_tokens=0",),
         always=(0,),
     ),
 }

@@ -137,7 +137,8 @@ def _steps(run: RunFiles) -> Iterator[Rule | Left]:
     for name in ("batching", "together", "prefill_chunk", "context_tokens"):
         yield Rule(f"contracts.{name}", workload.get(name), f"workload.{name}")
     for name, unset in (("tokens", 0), ("accepted", 1.0), ("seed", 0), ("layers", 0)):
-        told = workload.get(f"draft_{name}", unset)
+        told = workload.get(f"draft_{name}")
+        told = unset if told is None else told  # null: nobody asked for drafts
         yield Rule(f"contracts.draft_{name}", told, f"workload.draft_{name}")
     if run.draft_sites:
         told = workload["draft_experts"]

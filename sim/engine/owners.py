@@ -58,7 +58,12 @@ class Owner(Line):
         self._releases.clear()
 
     def _compute(self, key: int, row: int) -> None:
+        record, start_ns = self.engine.record, self._free_ns
         self._free_ns += self.engine.expert_on_ns(self.device, key, row)
+        record.other_device.append(self.device)
+        record.other_key.append(key)
+        record.other_start_ns.append(start_ns)
+        record.other_end_ns.append(self._free_ns)
         if self.engine.controller.waiting:
             self._releases.append((self._free_ns, key))
 

@@ -72,6 +72,7 @@ MORE = (
     "use_sliding_window",
     "max_window_layers",
     "sliding_window_pattern",
+    "prefix_dense_sliding_window_pattern",
     "global_attn_every_n_layers",
     "attention_chunk_size",
     "no_rope_layers",
@@ -250,7 +251,6 @@ NO_SIZE = (
     "pad_token_id",
     "partial_rotary_factor",
     "position_embedding_xdrope",
-    "prefix_dense_sliding_window_pattern",
     "pretraining_tp",
     "problem_type",
     "qk_head_dim",
@@ -310,19 +310,6 @@ MUST_BE: dict[str, tuple[object, ...]] = {
     "use_routing_bias": (True,),
 }
 """Keys of which one value is known to change no size, alone or in a list for each layer."""
-WINDOW_OF = {
-    "full_attention": None,
-    "sliding_attention": "sliding_window",
-    "chunked_attention": "attention_chunk_size",
-}
-"""Layer types whose attention has the same weights, and the key of how far back each sees."""
-EVERY = {
-    "afmoe": "global_attn_every_n_layers",
-    "exaone_moe": "sliding_window_pattern",
-}
-"""Where one in so many layers attends to all tokens, the last of every group, and others do not."""
-LISTED = ("beam", "cohere2_moe", "flint", "granitemoe_swa", "kolibri1", "laguna", "mellum")
-"""Where ``sliding_window`` is of those layers only that ``layer_types`` names."""
 SIDES = ("encoder", "decoder")
 TOP_K_OF = {"switch_transformers": 1, "nllb-moe": 2}
 """Top-k by ``model_type``, where it stands in the model's code and not in its configuration."""

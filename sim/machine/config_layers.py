@@ -1,21 +1,25 @@
-"""Which layers of a transformers ``config.json`` have experts, and how far back each attends."""
+"""Which layers of a transformers ``config.json`` have experts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from sim.machine.config_keys import (
     BY_LAYER,
-    EVERY,
     HAS_EXPERTS,
     LEADING,
-    LISTED,
     SIDES,
     STEPS,
-    WINDOW_OF,
 )
-from sim.machine.config_values import Config, ConfigError, agreed, listing, number, optional
+from sim.machine.config_values import (
+    Config,
+    ConfigError,
+    agreed,
+    check_length,
+    listing,
+    number,
+    optional,
+)
 
 MOST_LAYERS = 10_000
 
@@ -81,16 +85,11 @@ def _listed(config: Config, layers: int, name: str) -> dict[str, set[int]]:
     for key in BY_LAYER:
         if not (given := config.get(key)) or not isinstance(given, list):
             continue
-        _check_length(key, given, layers, name)
+        check_length(key, given, layers, name)
         if others := {str(one) for one in given} - HAS_EXPERTS.keys():
             raise ConfigError(f"{name}: {key} has {', '.join(sorted(others))}; nobody knows these")
         found[key] = {layer for layer, one in enumerate(given) if not HAS_EXPERTS[str(one)]}
     return found
-
-
-def _check_length(key: str, given: Sequence[object], layers: int, name: str) -> None:
-    if len(given) != layers:
-        raise ConfigError(f"{name}: {key} has {len(given)} entries for {layers} layers")
 
 
 def _encoder_decoder(config: Config, layers: int, name: str) -> tuple[int, int, int, int]:
@@ -128,68 +127,3 @@ def _sparse(config: Config, side: str, layers: int, name: str) -> int:
             " go together"
         )
     return count
-
-
-def windows_of(config: Config, layers: int, name: str) -> tuple[int, ...]:
-    """``Model.windows``, as the shortest pattern that repeats.
-
-    A window that no text of the model is longer than is none.
-    """
-    longest = optional(config, "max_position_embeddings")
-    found = [
-        window if not longest or window < longest else 0
-        for window in (_window(config, of, name) for of in _layer_types(config, layers, name))
-    ]
-    if not any(found):
-        return ()
-    repeats = (n for n in range(1, layers) if found[n:] == found[:-n])
-    return tuple(found[: next(repeats, layers)])
-
-
-def _window(config: Config, layer_type: str, name: str) -> int:
-    key = WINDOW_OF[layer_type]
-    if key is None:
-        return 0
-    if not (window := optional(config, key)):
-        raise ConfigError(f"{name}: its layers have {layer_type}, and {key} is not given")
-    return window
-
-
-def _layer_types(config: Config, layers: int, name: str) -> Sequence[str]:
-    """What each layer attends to; where no key says it, what transformers takes it to be."""
-    if given := listing(config, "layer_types"):
-        _check_length("layer_types", given, layers, name)
-        return [str(one) for one in given]
-    kind, sliding = str(config.get("model_type")), "sliding_attention"
-    if kind == "llama4_text":
-        return _by_positions(config, layers, name)
-    if key := EVERY.get(kind):
-        every = optional(config, key)
-        return [sliding if (n + 1) % (every or 1) else "full_attention" for n in range(layers)]
-    if kind == "gpt_oss":
-        return [("full_attention", sliding)[n % 2 == 0] for n in range(layers)]
-    says = config.get("use_sliding_window", not kind.startswith("qwen"))
-    if not says or not optional(config, "sliding_window"):
-        return ["full_attention"] * layers
-    first = config.get("max_window_layers")
-    if first is None and kind not in LISTED:
-        return [sliding] * layers
-    if kind == "dots1" and first is not None:
-        return ["full_attention" if n < first else sliding for n in range(layers)]
-    if kind in LISTED:
-        raise ConfigError(
-            f"{name}: sliding_window={config['sliding_window']} is that of some layers only; add"
-            " layer_types, a list that says what each layer attends to"
-        )
-    raise ConfigError(
-        f"{name}: use_sliding_window with max_window_layers={first} means other layers in one model"
-        " than in another; add layer_types, a list that says what each layer attends to"
-    )
-
-
-def _by_positions(config: Config, layers: int, name: str) -> list[str]:
-    """Llama 4's: what has positions (1 in ``no_rope_layers``) attends to its chunk only."""
-    every = optional(config, "no_rope_layer_interval") or 4
-    rope = listing(config, "no_rope_layers") or [(n + 1) % every for n in range(layers)]
-    _check_length("no_rope_layers", rope, layers, name)
-    return ["chunked_attention" if one else "full_attention" for one in rope]

@@ -6,11 +6,12 @@ architecture which it has by another name: ``deepseek``, ``hunyuan`` and ``kimi_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sim.machine.attention import LatentAttention
-from sim.machine.config_values import Config, optional
+from sim.machine.config_values import Config, ConfigError, optional
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,20 @@ PARTS_OF: dict[str, tuple[str, ...]] = {
     "switch_transformers": (),
 }
 """The parts of each ``model_type`` that is read, whatever its other keys say."""
-NORMS_ASKED = ("glm4_moe",)
-"""Where ``use_qk_norm`` gives each layer norms of a head's queries and keys.
-
-Elsewhere these norms have no weights (Llama 4), or are there whatever it says.
+ASKED: dict[str, tuple[str, object, dict[object, str]]] = {
+    "glm4_moe": ("use_qk_norm", False, {False: "", True: "norms of a head"}),
+    "laguna": (
+        "gating",
+        True,
+        {
+            True: "gate of each head",
+            "per-head": "gate of each head",
+            "per-element": "gate of each output",
+        },
+    ),
+}
+"""By ``model_type``, a key that gives each layer a part more: its value unless told, and the part
+of each value. Elsewhere ``use_qk_norm`` says nothing: norms have no weights (Llama 4), or are there.
 """
 OUTPUT_UNBIASED = ("glm4_moe", "glm4v_moe_text", "solar_open")
 """Where ``attention_bias`` leaves out the output's projection."""
@@ -113,11 +124,8 @@ def parts(config: Config, widths: Widths) -> tuple[int, int]:
     own = PARTS_OF.get(kind, ())
     layer = sum(LAYER[part](widths) for part in own if part in LAYER)
     site = sum(SITE[part](widths) for part in own if part in SITE)
-    if kind in NORMS_ASKED and config.get("use_qk_norm"):
-        layer += LAYER["norms of a head"](widths)
-    if kind == "laguna":
-        by_element = config.get("gating", True) == "per-element"
-        layer += LAYER["gate of each output" if by_element else "gate of each head"](widths)
+    if kind in ASKED:
+        layer += _asked(config, kind, widths)
     # qkv_bias is Qwen2-MoE's key, true by default.
     if config.get("qkv_bias", kind == "qwen2_moe"):
         layer += widths.projected
@@ -126,6 +134,20 @@ def parts(config: Config, widths: Widths) -> tuple[int, int]:
     if config.get("router_bias"):
         site += SITE["biases of the router"](widths)
     return layer, site
+
+
+def _asked(config: Config, kind: str, widths: Widths) -> int:
+    """The parameters of the part that a key gives each layer."""
+    key, default, part_of = ASKED[kind]
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, bool | str) or value not in part_of:
+        known = ", ".join(json.dumps(one) for one in part_of)
+        raise ConfigError(
+            f"{key}={json.dumps(value)} of model_type={kind} is not known; known: {known}"
+        )
+    part = part_of[value]
+    return LAYER[part](widths) if part else 0
 
 
 def _biases(widths: Widths, *, output: bool) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from sim.machine.config_keys import MORE, MUST_BE, NO_SIZE, READ, WINDOW_OF
+from sim.machine.config_keys import MORE, MUST_BE, NO_SIZE, READ
 from sim.machine.config_parts import PARTS_OF
 from sim.machine.config_values import Config, ConfigError, listing
+from sim.machine.config_windows import WINDOW_OF
 
 LINEAR = "layers of linear attention keep a state of a fixed size, which is not modelled"
 MAMBA = "layers of Mamba keep a state of a fixed size, which is not modelled"

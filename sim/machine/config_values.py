@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from sim.machine.config_keys import READ
@@ -40,6 +40,12 @@ def listing(config: Config, key: str) -> list[Any]:
     if not isinstance(value, list) or any(not isinstance(one, (str, int)) for one in value):
         raise ConfigError(f"{key}={str(value)[:60]} must be a list of words or numbers")
     return value
+
+
+def check_length(key: str, given: Sized, layers: int, name: str) -> None:
+    """Raise ConfigError unless what is ``given`` under ``key`` has an entry for each layer."""
+    if len(given) != layers:
+        raise ConfigError(f"{name}: {key} has {len(given)} entries for {layers} layers")
 
 
 def agreed(config: Config, keys: Iterable[str], name: str) -> int:

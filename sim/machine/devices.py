@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from sim.machine.link_parts import RATES
 from sim.machine.model import Model
@@ -18,9 +18,12 @@ from sim.values.types import Route
 from sim.values.units import NS_PER_S, as_written, gb_per_s, require_number, require_range, us
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from sim.machine.hardware import Compute, Hardware
     from sim.machine.link import Link
 
+Bytes = TypeVar("Bytes", int, "pl.Expr")
 LAYERS, SLICES, COPIES, OWNERS = "layers", "slices", "copies", "owners"
 SPLITS = (LAYERS, SLICES, COPIES, OWNERS)
 OWN, SHARED = "own", "shared"
@@ -136,7 +139,7 @@ class Devices:
         """How many services follow each other on a link for each transfer."""
         return 1 if self.is_dealt or self.links == OWN else self.count
 
-    def over_link(self, moved_bytes: Any) -> Any:
+    def over_link(self, moved_bytes: Bytes) -> Bytes:
         """What a link moves of a transfer of so many bytes (contract C162): a number of them, or a
         column.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,9 +14,9 @@ from sim.values.units import GIB, gib
 class StepLimits(Protocol):
     """The most that the steps of a run need (`sim.workload.steps.Limits`).
 
-    ``tokens`` are those of all sequences that run at once, and ``tokens_in`` those that are in a
-    window of their sequence's last ones (0: all). ``rows`` are those of one step, ``kept_tokens``
-    those that are held to be reused.
+    ``tokens`` are those of all sequences that run at once, ``rows`` those of one step, and
+    ``kept_tokens`` those that are held to be reused. ``kv_bytes`` are the most that keys and values
+    take, of so many bytes a token in the layers with each window (0: without one).
     """
 
     @property
@@ -25,7 +25,7 @@ class StepLimits(Protocol):
     def rows(self) -> int: ...
     @property
     def kept_tokens(self) -> int: ...
-    def tokens_in(self, window: int) -> int: ...
+    def kv_bytes(self, by_window: Mapping[int, int]) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,8 @@ def make_ledger(
 
 
 def kv_bytes(model: Model, limits: StepLimits, sites: Iterable[int] | None = None) -> int:
-    """The most bytes of keys and values of ``sites``, or of all.
-
-    Each layer's are allocated for the step in which they are most (contract C82).
-    """
-    by_window = model.kv_bytes_by_window(sites)
-    return sum(size * limits.tokens_in(window) for window, size in by_window.items())
+    """The most bytes of keys and values of ``sites``, or of all."""
+    return limits.kv_bytes(model.kv_bytes_by_window(sites))
 
 
 def full_ledger(ledger: Ledger, hardware: Hardware) -> Ledger:

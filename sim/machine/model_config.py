@@ -21,10 +21,12 @@ from sim.machine.config_keys import (
     TIED,
     TOP_K_OF,
 )
-from sim.machine.config_layers import layers_of, windows_of
+from sim.machine.config_layers import layers_of
 from sim.machine.config_parts import Widths, parts, parts_once
+from sim.machine.config_quantised import compressed, is_compressed
 from sim.machine.config_refusals import check_known
 from sim.machine.config_values import Config, ConfigError, agreed, number, optional
+from sim.machine.config_windows import windows_of
 from sim.machine.model import Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
@@ -114,6 +116,9 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             windows=windows_of(config, leading + sites * (1 + per_site), name),
             source=source,
         )
+        if is_compressed(part := config.get(QUANTIZED)):
+            stored, bits = compressed(config, part, model)
+            return replace(model, stored=stored, dense_bits=bits)
         return replace(model, dense_bits=_dense_bits(model))
     except ConfigError:
         raise
@@ -122,7 +127,9 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
 
 
 def _stored(config: Config) -> str:
-    """The precision of the published experts. Other ways to quantise are not the publishers' own."""
+    """The precision of the published experts. Of other ways to quantise only compressed-tensors
+    is read; the rest are not the publishers' own.
+    """
     part = config.get(QUANTIZED)
     method = part.get("quant_method") if isinstance(part, Mapping) else None
     return str(method) if method in ("fp8", "mxfp4") else AS_STORED[1]

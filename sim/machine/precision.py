@@ -52,6 +52,11 @@ PRECISIONS = {
     "mxfp4": _same(
         4 + 8 / 32
     ),  # an 8-bit scale for each 32 weights (OCP Microscaling Formats, section 5.1)
+    "int4_g32": _same(
+        4 + 16 / 32
+    ),  # a bf16 scale for each 32 or 128 weights (compressed-tensors, pack-quantized)
+    "int4_g128": _same(4 + 16 / 128),
+    "nvfp4": _same(4 + 8 / 16),  # an fp8 scale for each 16 weights (NVFP4)
     "hqq4_g64": _same(4 + 32 / 64),  # HQQ: fp16 scale and zero for each 64 weights
     "hqq2_g64": _same(2 + 32 / 64),
     "hqq2_g16": _same(

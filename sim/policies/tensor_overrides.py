@@ -13,6 +13,8 @@ TENSORS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 """The names of a layer's expert tensors in a GGUF file."""
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """How ``--n-cpu-moe`` names a layer's experts, after ``blk.N``."""
+OF_LAYER = re.compile(rf"blk\.(\d+){EXPERTS}")
+"""The same for all layers at once: a pattern for each would be searched for each."""
 HOST = "CPU"
 DEVICE = re.compile(r"Metal|[A-Za-z]+(\d{1,2})")
 ALL, FEWEST = "all", "fewest"
@@ -107,7 +109,8 @@ class TensorOverrides:
     def _rests_on_host(self, tensor: str, first: int) -> bool:
         if (buffer := self._buffer(tensor)) is not None:
             return buffer == HOST
-        return any(re.search(rf"blk\.{layer}{EXPERTS}", tensor) for layer in range(first))
+        found = OF_LAYER.search(tensor)
+        return found is not None and int(found[1]) < first
 
 
 def _number(buffer: str) -> int:

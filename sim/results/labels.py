@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from sim.machine.precision import AS_STORED, PRECISION_BITS
 from sim.machine.replayed_gates import replaying
 from sim.machine.validated import Validated
 from sim.results.run import Run
@@ -41,7 +42,7 @@ class Labels:
     | label | what it tells |
     |---|---|
     | transplanted | gates are of one model, sizes of another, and which part of that other model |
-    | part | the model has other layers or experts than the published one of its name |
+    | part | the model has other layers or experts than the published one of its name, or larger ones |
     | synthetic | nobody recorded these gates |
     | machine | how far times of this machine were from measured ones; or that nobody compared any |
     | lossy | what was served is not the model as it is published |
@@ -85,7 +86,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
     model = replaying(run.model, run.trace.header.model.name)
     return Labels(
         transplanted=model.transplant,
-        part=model.part,
+        part="; ".join(filter(None, (model.part, _larger(run)))) or None,
         synthetic=synthetic_label(run.trace.header),
         machine=_machine(run),
         lossy=_lossy(run, lookups),
@@ -127,6 +128,20 @@ def synthetic_label(header: Header) -> str | None:
     told = [f"SYNTHETIC gates: {header.name}"] if header.source == "synthetic" else []
     told += [str(header.provenance[STANDS_IN])] if STANDS_IN in header.provenance else []
     return "; ".join(told) or None
+
+
+def _larger(run: Run) -> str | None:
+    """That experts take more bytes than those that are published, in fewer bits than usual.
+
+    Systems choose 16 bits unless told, which a model that is published in 4 does not have.
+    """
+    model, best = run.model, run.controller.geometry.precisions[0]
+    if model.stored in AS_STORED:
+        return None
+    times = PRECISION_BITS[best] / PRECISION_BITS[model.stored]
+    if times <= 1:
+        return None
+    return f"experts at {best} take {times:.2g} times the bytes of the published {model.stored}"
 
 
 def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:

@@ -46,7 +46,7 @@ UNSAID = {
     "draft_seed": 0,
     "draft_layers": 0,
 }
-"""What a run's contracts say where its configuration is older than context and drafts."""
+"""What a run's contracts say where its configuration says nothing of context and drafts."""
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "together": workload.together,
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
-        **{name: told.get(name, unset) for name, unset in UNSAID.items()},
+        **{name: unset if told.get(name) is None else told[name] for name, unset in UNSAID.items()},
         **({"draft_experts": OFFLOADED} if workload.speculation.sites else {}),
         **tiers_told(run),
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),

@@ -1,11 +1,12 @@
 """Writes a run as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-There are tracks for steps, the compute stream, the CPU, the host and every engine of a link. Times
-in events are microseconds.
+There are tracks for steps, the compute stream, the CPU, the host and every engine of a link; and for
+every other device that owns experts. Times in events are microseconds.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
@@ -21,6 +22,8 @@ from sim.values.types import Geometry
 STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
 """Numbers of the tracks; the engines of the links follow from LINK_TRACK on, link 0 first."""
 Event = dict[str, Any]
+Starts = dict[tuple[int, int], tuple[int, int]]
+"""By a key and the time of its lookup: on which track its computation is shown, and its start."""
 
 
 def trace_events(
@@ -34,10 +37,11 @@ def trace_events(
     total = len(frames.workload.steps)
     shown = total if steps is None else min(steps, total)
     until_ns = frames.record.step_end_ns[shown - 1]
-    starts: dict[tuple[int, int], int] = {}
+    starts: Starts = {}
     events = [*_tracks(frames)]
     events += _steps(frames, shown)
     events += _compute(frames, wait, shown, starts)
+    events += _others(frames, shown, starts)
     events += _idle(frames, until_ns)
     events += _cpu(frames, shown)
     events += _services(frames, until_ns)
@@ -54,12 +58,24 @@ def link_tracks(frames: Frames) -> list[int]:
     return list(accumulate(frames.controller.route.engines, initial=LINK_TRACK))[:-1]
 
 
+def other_tracks(frames: Frames) -> dict[int, int]:
+    """The tracks of devices other than the first that own experts, after all links, with their
+    numbers.
+    """
+    if not isinstance(frames.durations, OwnedDurations):
+        return {}
+    first = LINK_TRACK + sum(frames.controller.route.engines)
+    return {first + device - 1: device for device in range(1, frames.durations.devices)}
+
+
 def _tracks(frames: Frames) -> Iterator[Event]:
     names = {STEP_TRACK: "steps", COMPUTE_TRACK: "compute", CPU_TRACK: "CPU", HOST_TRACK: "host"}
     engines = frames.controller.route.engines
     for first, link, count in zip(link_tracks(frames), frames.link_names, engines, strict=True):
         for engine in range(count):
             names[first + engine] = f"link {link}" if count == 1 else f"link {link} engine {engine}"
+    for track, device in other_tracks(frames).items():
+        names[track] = f"compute of device {device}"
     for track, name in names.items():
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
         yield {
@@ -105,9 +121,7 @@ def _steps(frames: Frames, steps: int) -> Iterator[Event]:
         )
 
 
-def _compute(
-    frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int], int]
-) -> Iterator[Event]:
+def _compute(frames: Frames, wait: str, steps: int, starts: Starts) -> Iterator[Event]:
     """Slices of dense work, experts and tails, laid one after another around idle intervals.
 
     Fills ``starts``, which maps a key and the time of its lookup to the start of its computation.
@@ -146,16 +160,45 @@ def _compute(
                     precision=row["served"],
                     tokens=row["computed"],
                 )
-                starts.setdefault((row["key"], row["gate_ns"]), start)
+                starts.setdefault((row["key"], row["gate_ns"]), (COMPUTE_TRACK, start))
             tick += 1
         yield follow("head", durations.tail_ns(step), step=step.index)
+
+
+def _others(frames: Frames, steps: int, starts: Starts) -> Iterator[Event]:
+    """Slices of the experts that devices other than the first computed. Fills ``starts``."""
+    track_of = {device: track for track, device in other_tracks(frames).items()}
+    if not track_of:
+        return
+    record, units = frames.record, frames.controller.geometry.units
+    columns = record.other_key, record.other_device, record.other_start_ns, record.other_end_ns
+    turns: dict[int, deque[tuple[int, int, int]]] = {}
+    for key, *turn in zip(*columns, strict=True):
+        turns.setdefault(key, deque()).append((turn[0], turn[1], turn[2]))
+    served = pl.col("outcome").is_in(["skip", "cpu"]).not_() & (pl.col("computed") > 0)
+    for row in frames.lookups_of_steps(steps).filter(served).iter_rows(named=True):
+        # A key is computed as often as it is asked for, in the same order.
+        if not turns.get(row["key"]):
+            continue
+        device, start, end = turns[row["key"]].popleft()
+        starts.setdefault((row["key"], row["gate_ns"]), (track_of[device], start))
+        yield _slice(
+            track_of[device],
+            f"expert {row['key'] % units}",
+            start,
+            end,
+            site=row["site"],
+            outcome=row["outcome"],
+            precision=row["served"],
+            tokens=row["computed"],
+        )
 
 
 def _measured(
     frames: Frames,
     computed: Sequence[tuple[int, int, int]],
     steps: int,
-    starts: dict[tuple[int, int], int],
+    starts: Starts,
 ) -> Iterator[Event]:
     """As ``_compute``, from measured times.
 
@@ -180,7 +223,7 @@ def _measured(
             now, by_key = end, {row["key"]: row for row in rows.get(tick, [])}
             for _ in range(sum(row["outcome"] not in ("skip", "cpu") for row in by_key.values())):
                 key, start, now = next(left)
-                starts[key, by_key[key]["gate_ns"]] = start
+                starts[key, by_key[key]["gate_ns"]] = COMPUTE_TRACK, start
                 yield _slice(
                     COMPUTE_TRACK,
                     f"expert {geometry.expert_of(key)}",
@@ -321,7 +364,7 @@ def _services(frames: Frames, until_ns: int) -> Iterator[Event]:
         )
 
 
-def _arrows(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
+def _arrows(frames: Frames, until_ns: int, starts: Starts) -> Iterator[Event]:
     """Arrows from each need to its demand, hop by hop, and on to its computation.
 
     Only demands whose computation is shown get one.
@@ -330,11 +373,11 @@ def _arrows(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -
     shown = frames.transfers.filter((pl.col("start_ns") < until_ns) & (pl.col("class") == "demand"))
     for _, hops in groupby(shown.iter_rows(named=True), key=lambda row: row["number"]):
         first, *_ = rows = list(hops)
-        start = starts.get((first["key"], first["queued_ns"]))
-        if start is None:
+        if (first["key"], first["queued_ns"]) not in starts:
             continue
+        track, start = starts[first["key"], first["queued_ns"]]
         arrow = {"pid": 1, "cat": "need", "name": "load", "id": first["number"]}
         yield {**arrow, "ph": "s", "tid": COMPUTE_TRACK, "ts": first["queued_ns"] / 1e3}
         for row in rows:
             yield {**arrow, "ph": "t", "tid": tracks[row["link"]], "ts": row["start_ns"] / 1e3}
-        yield {**arrow, "ph": "f", "bp": "e", "tid": COMPUTE_TRACK, "ts": start / 1e3}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": start / 1e3}

@@ -52,8 +52,9 @@ class WorkloadChoice:
 
     The fields are arguments of `sim.workload.steps.Workload`, `sim.workload.lengths.Lengths` and
     `sim.workload.speculation.Speculation`, which explain them. ``kv_allocation``: whether keys and
-    values have their memory from the start (``once``), or slots shrink as they grow. ``arrivals_s``: seconds, in a list
-    or a file of that name. ``requests``: a list or a file (`sim.workload.requests`). ``source``: where the
+    values have their memory from the start (``once``), or slots shrink as they grow.
+    ``arrivals_s``: seconds, in a list or a file of that name. ``draft_tokens``: None where nobody
+    asked for drafts. ``requests``: a list or a file (`sim.workload.requests`). ``source``: where the
     figures come from, "" if nowhere.
     """
 
@@ -69,7 +70,7 @@ class WorkloadChoice:
     arrivals_per_s: float | None = None
     arrivals_s: Sequence[float] | str | None = None
     arrival_seed: int = 0
-    draft_tokens: int = 0
+    draft_tokens: int | None = None
     draft_accepted: float | Sequence[float] = 1.0
     draft_seed: int = 0
     draft_layers: int = 0
@@ -95,6 +96,7 @@ class WorkloadChoice:
         require_number("workload.arrival_seed", self.arrival_seed, whole=True)
         # Files are read here, so that their errors come before the trace is read.
         _ = self.speculation
+        self._check_drafts()
         require_number("workload.block_tokens", self.block_tokens, minimum=1, whole=True)
         for tier in TIERS:
             require_number(f"workload.kv_{tier}_gib", self._gib(tier))
@@ -102,6 +104,22 @@ class WorkloadChoice:
             raise ValueError(f"workload.requests={self.requests!r} must be a file, or a list")
         self._check_requests()
         _ = self.arrivals_ns
+
+    def _check_drafts(self) -> None:
+        """Raise ValueError for what is said of drafts where nobody asked for any.
+
+        ``draft_tokens`` of 0 asks, too: a grid of it may begin there, beside the other options.
+        """
+        if self.draft_tokens is not None:
+            return
+        others = ("accepted", "seed", "layers", "experts")
+        for name in (f"draft_{other}" for other in others):
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise ValueError(
+                    f"workload.{name}={value} changes nothing, as this run has no drafts: set"
+                    " workload.draft_tokens to how many tokens a step drafts (0 in a grid that begins"
+                    " without), or leave it out"
+                )
 
     def _gib(self, tier: str) -> float:
         size: float = getattr(self, f"kv_{tier}_gib")
@@ -164,7 +182,7 @@ class WorkloadChoice:
     def speculation(self) -> Speculation:
         accepted = self.draft_accepted
         return Speculation(
-            self.draft_tokens,
+            0 if self.draft_tokens is None else self.draft_tokens,
             accepted if isinstance(accepted, int | float | str) else tuple(accepted),
             self.draft_seed,
             self.draft_layers,

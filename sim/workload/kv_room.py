@@ -55,6 +55,4 @@ class KvRoom:
 
     def spare_bytes(self, step: int) -> int:
         """What they leave of the bytes that each layer takes in its fullest step."""
-        limits = self._workload.limits
-        most = sum(size * limits.tokens_in(window) for window, size in self._by_window.items())
-        return most - self.kv_bytes(step)
+        return self._workload.limits.kv_bytes(self._by_window) - self.kv_bytes(step)

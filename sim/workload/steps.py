@@ -44,8 +44,25 @@ class Limits:
     in_windows: Mapping[int, int] = field(default_factory=dict)
 
     def tokens_in(self, window: int) -> int:
-        """The most tokens in so long a window of their sequences; 0: all of them."""
-        return self.in_windows[window] if window else self.tokens
+        """The most tokens in so long a window of their sequences; 0: all of them.
+
+        Raise ValueError for a window that the workload was not asked to count.
+        """
+        if not window:
+            return self.tokens
+        if window not in self.in_windows:
+            counted = ", ".join(map(str, self.in_windows)) or "none"
+            raise ValueError(
+                f"tokens in a window of {window} were not counted, only in those of: {counted}; make"
+                " the workload with windows= of the model"
+            )
+        return self.in_windows[window]
+
+    def kv_bytes(self, by_window: Mapping[int, int]) -> int:
+        """The most bytes of keys and values, where a token takes so many in the layers with each
+        window: each layer's are allocated for the step in which they are most (contract C82).
+        """
+        return sum(size * self.tokens_in(window) for window, size in by_window.items())
 
 
 class Schedule:

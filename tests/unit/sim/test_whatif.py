@@ -131,7 +131,8 @@ def test_how_many_drafts_pay_is_told_for_experts_that_stay_and_for_offloaded_one
     [
         ([], ["budget=fit", "workload=mtp_4"]),
         (["workload.draft_accepted=0.9"], ["budget=fit", "workload=mtp_4"]),
-        (["workload=continuous_4"], ["budget=fit"]),
+        (["workload=continuous_4"], ["budget=fit", "workload.draft_tokens=0"]),
+        (["workload=continuous_4", "workload.draft_tokens=1"], ["budget=fit"]),
         (["budget.resident_share=0.3"], ["workload=mtp_4"]),
     ],
 )

@@ -123,6 +123,25 @@ def test_nothing_that_can_be_scored_is_an_error(
     assert told in capsys.readouterr().err
 
 
+def test_a_precision_that_nobody_knows_is_told_and_the_others_are_scored(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times of it stood in the machine's file, on which no run could be built then."""
+    rows = json.loads((data / "suite" / "replay.json").read_text())["rows"]
+    folder = with_rows(data, rows)
+    told = facts()
+    told.experts["nf9"] = [(1, 4_000_000.0)]
+    told.expert_bytes["nf9"] = 88_080_384
+    (folder / "suite" / "calibration.json").write_text(json.dumps(as_json(told)))
+    assert main([f"data={folder}"]) == 0
+    says = "experts at nf9: no precision here; known: fp32, fp16,"
+    assert f"left out of the calibration: {says}" in capsys.readouterr().err
+    told.experts.pop("fp16")
+    (folder / "suite" / "calibration.json").write_text(json.dumps(as_json(told)))
+    assert main([f"data={folder}"]) == 2
+    assert f"calibration.json has {says}" in capsys.readouterr().err
+
+
 @pytest.mark.alike
 @pytest.mark.parametrize("control", ["rates=1.1", "rates=0.9", "contention=off"])
 def test_a_machine_that_is_wrong_misses(

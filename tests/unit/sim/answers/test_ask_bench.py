@@ -75,3 +75,17 @@ def test_a_trial_that_computes_for_too_long_is_refused_and_leaves_no_clock_behin
     assert [round(clock, 1) for clock in clocks] == [30.0, 2.5, 0]
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
     assert signal.getsignal(signal.SIGVTALRM) == before
+
+
+def test_time_that_is_up_is_no_refusal_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for a budget goes on after a ValueError: it then said that nothing fits."""
+
+    def trial(words: Sequence[str]) -> Any:
+        try:
+            signal.raise_signal(signal.SIGVTALRM)
+        except ValueError:
+            raise ValueError("budget=fit: nothing fits") from None
+
+    monkeypatch.setattr(ask_bench, "trial", trial)
+    with pytest.raises(ValueError, match=r"^more than 3 s of computing"):
+        trial_within(["long"], 3.0)

@@ -168,3 +168,34 @@ def test_a_rate_is_none_of_a_machine_without_such_a_link(report: Report, link: s
         f"the log has no rate of a link of base=big_box ({link}): for pcie a line 'PCIe probe: .."
         " GB/s host->device' is needed, for a drive 'loaded .. GiB at .. GiB/s'"
     )
+
+
+@pytest.mark.parametrize(
+    ("probe", "drive", "says"),
+    [
+        (
+            10_000.0,
+            5.0,
+            "the log says 1e+04 GB/s of pcie, as the engine probed it; a machine's file",
+        ),
+        (
+            0.0,
+            5.0,
+            "the log says 0 GB/s of pcie, as the engine probed it; .* takes 0.1 to 256 GB/s",
+        ),
+        (12.0, 0.0001, "the log says 0.0001 GB/s of nvme, .* takes 0.01 to 64 GB/s: look at that"),
+        (12.0, 65.0, r"65 GB/s of nvme, .* or set hardware.links.nvme.peak_gb_per_s by hand"),
+    ],
+)
+def test_a_rate_that_no_link_has_is_refused_with_the_range(
+    probe: float, drive: float, says: str
+) -> None:
+    report = replace(NOTHING, probe_gb_per_s=probe, drive_gb_per_s=drive)
+    with pytest.raises(ValueError, match=says.replace("1e+04", r"1e\+04")):
+        text_of(report, "pcie", "nvme")
+
+
+def test_the_ends_of_the_ranges_are_rates() -> None:
+    for probe, drive in ((0.1, 0.01), (256.0, 64.0)):
+        report = replace(NOTHING, probe_gb_per_s=probe, drive_gb_per_s=drive)
+        assert f"peak_gb_per_s: {probe:g}" in text_of(report, "pcie", "nvme")

@@ -113,8 +113,9 @@ def test_the_documentation_has_all_architectures_that_are_read() -> None:
         ({"layer_types": ["x", "full_attention", "m"]}, "layer_types has m, x; only"),
         ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 entries for 6 layers"),
         (
-            {"sliding_window": 7, "model_type": "flint"},
-            "small: sliding_window=7 is that of some layers only; add layer_types, a list",
+            {"sliding_window": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention"]},
+            "small: layer_types names full_attention, sliding_attention, but the code of"
+            " model_type=mixtral reads no such list, and gives all its layers sliding_attention;",
         ),
         (
             {"model_type": "llama4_text", "no_rope_layers": [1] * 5},
@@ -140,12 +141,17 @@ def test_the_documentation_has_all_architectures_that_are_read() -> None:
             'small: qk_norm_type has "per_head"; only with "per_layer" are the sizes known',
         ),
         (
-            {"layer_types": ["sliding_attention"] * 6},
+            {"model_type": "laguna", "gating": "per-layer"},
+            'gating="per-layer" of model_type=laguna is not known; known: true, "per-head",',
+        ),
+        (
+            {"model_type": "flint", "sliding_window": None},
             "its layers have sliding_attention, and sliding_window is not given",
         ),
         (
-            {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 4},
-            "max_window_layers=4 means other layers in one model than in another; add layer_types",
+            {"model_type": "solar_open", "layer_types": ["chunked_attention"] * 6},
+            "names chunked_attention, but the code of model_type=solar_open reads no such list, and"
+            " gives all its layers full_attention; take layer_types out of a copy of the file",
         ),
         (
             {"n_shared_experts": 1, "num_shared_experts": 2},

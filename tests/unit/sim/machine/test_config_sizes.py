@@ -107,13 +107,24 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         ({"model_type": "laguna"}, {"other_layer_params": 6 + 32, "other_site_params": 4}),
         (
-            {"model_type": "beam"},
-            {"other_layer_params": 6 + 96 + 4 + 16, "other_site_params": 4},
+            {"model_type": "laguna", "gating": "per-head"},
+            {"other_layer_params": 6 + 32, "other_site_params": 4},
         ),
-        ({"model_type": "cohere2_moe"}, {"other_layer_params": -8, "tied_embeddings": True}),
         (
-            {"model_type": "cohere2_moe", "tie_word_embeddings": False},
-            {"other_layer_params": -8},
+            {"model_type": "beam", "sliding_window": 7},
+            {
+                "windows": (7, 7, 7, 7, 7, 0),
+                "other_layer_params": 6 + 96 + 4 + 16,
+                "other_site_params": 4,
+            },
+        ),
+        (
+            {"model_type": "cohere2_moe", "sliding_window_pattern": 1},
+            {"other_layer_params": -8, "tied_embeddings": True},
+        ),
+        (
+            {"model_type": "cohere2_moe", "tie_word_embeddings": False, "sliding_window": 7},
+            {"other_layer_params": -8, "windows": (7, 7, 7, 0)},
         ),
         ({"model_type": "axk1"}, {"other_site_params": 4 + 8}),
         # A size once for each layer.
@@ -124,7 +135,10 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ({"use_qk_norm": True}, {}),
         ({"model_type": "olmoe"}, {"other_layer_params": 18}),
         ({"model_type": "flex_olmo"}, {"other_layer_params": 18}),
-        ({"model_type": "flint"}, {"other_layer_params": 10}),  # and a sink of each head
+        (
+            {"model_type": "flint"},
+            {"other_layer_params": 10, "windows": (0, 0, 513, 513, 513)},
+        ),  # and a sink of each head
         # A correction of the gate for each expert.
         ({"model_type": "deepseek_v3"}, {"other_site_params": 4}),
         ({"model_type": "glm4_moe"}, {"other_site_params": 4}),
@@ -164,30 +178,39 @@ def test_a_plain_configuration_gives_every_size() -> None:
         ),
         # Windows: where layers say so, by the shortest pattern; else of all, or as the kind has it.
         ({"sliding_window": 7}, {"windows": (7,)}),
-        ({"sliding_window": 7, "use_sliding_window": False}, {}),
+        ({"sliding_window": 7, "use_sliding_window": False}, {"windows": (7,)}),
+        ({"sliding_window": 7, "model_type": "granitemoe"}, {}),
+        ({"sliding_window": 7, "model_type": "solar_open"}, {"other_site_params": 4}),
         ({"sliding_window": 7, "model_type": "qwen3_moe"}, {"other_layer_params": 6}),
+        (
+            {"sliding_window": 7, "model_type": "qwen3_moe", "use_sliding_window": True},
+            {"other_layer_params": 6, "windows": (7,)},
+        ),
         ({"sliding_window": 7, "max_position_embeddings": 8}, {"windows": (7,)}),
         ({"sliding_window": 7, "max_position_embeddings": 7}, {}),
-        ({"sliding_window": 7, "layer_types": ["full_attention"] * 6}, {}),
+        ({"layer_types": ["full_attention"] * 6}, {}),
         (
             {
+                "model_type": "flint",
                 "sliding_window": 7,
                 "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
             },
-            {"windows": (7, 7, 0)},
+            {"windows": (7, 7, 0), "other_layer_params": 10},
         ),
         (
-            {"sliding_window": 7, "layer_types": ["full_attention", *["sliding_attention"] * 5]},
-            {"windows": (0, 7, 7, 7, 7, 7)},
+            {"sliding_window": 7, "model_type": "flint"}
+            | {"layer_types": ["full_attention", *["sliding_attention"] * 5]},
+            {"windows": (0, 7, 7, 7, 7, 7), "other_layer_params": 10},
         ),
         (
             {
+                "model_type": "llama4_text",
                 "attention_chunk_size": 9,
                 "layer_types": [
                     "chunked_attention" if n != 3 else "full_attention" for n in range(6)
                 ],
             },
-            {"windows": (9, 9, 9, 0)},
+            {"windows": (9, 9, 9, 0), "shared_intermediate": 16},
         ),
         (
             {"sliding_window": 7, "model_type": "dots1", "max_window_layers": 4},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,8 +24,8 @@ class Limits:
     rows: int = 1
     kept_tokens: int = 0
 
-    def tokens_in(self, window: int) -> int:
-        return {0: self.tokens, 128: 100}[window]
+    def kv_bytes(self, by_window: Mapping[int, int]) -> int:
+        return sum({0: self.tokens, 128: 100}[window] * size for window, size in by_window.items())
 
 
 def check_memory(model: Any, hardware: Any, limits: Limits, **sizes: int) -> Ledger:

@@ -18,6 +18,9 @@ from sim.machine.precision import PRECISION_BITS, PRECISIONS, Precision, in_four
         ("int2", 2),
         ("fp8", 8.001953125),  # 32 bits for 16,384 weights
         ("mxfp4", 4.25),
+        ("int4_g32", 4.5),
+        ("int4_g128", 4.125),
+        ("nvfp4", 4.5),
         ("hqq4_g64", 4.5),
         ("hqq2_g64", 2.5),
         ("hqq2_g16", 3),

@@ -176,6 +176,9 @@ PROJECTION = 4096 * 14336
             "mxfp4",
             3 * (PROJECTION // 2 + PROJECTION // 32),
         ),  # half a byte each, and one byte for each 32
+        ("int4_g32", 3 * (PROJECTION // 2 + PROJECTION // 32 * 2)),  # a bf16 for each 32
+        ("int4_g128", 3 * (PROJECTION // 2 + PROJECTION // 128 * 2)),
+        ("nvfp4", 3 * (PROJECTION // 2 + PROJECTION // 16)),  # one byte for each 16
         ("hqq4_g64", 3 * (PROJECTION // 2 + PROJECTION // 64 * 4)),  # two fp16 for each 64
         ("hqq2_g64", 3 * (PROJECTION // 4 + PROJECTION // 64 * 4)),
         ("hqq2_g16", 3 * (PROJECTION // 4 + PROJECTION // 16 * 2)),  # two bytes for each 16

@@ -44,6 +44,19 @@ FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8"
             "lossy (every expert at int4 or below)",
         ),
         (("system=lru", "precision=mxfp4", "model.stored=mxfp4"), "lossy", None),
+        (
+            ("system=hobbit", "model.stored=mxfp4"),
+            "part",
+            "experts at fp16 take 3.8 times the bytes of the published mxfp4",
+        ),
+        (
+            ("system=lru", "model.stored=fp8"),
+            "part",
+            "experts at fp16 take 2 times the bytes of the published fp8",
+        ),
+        (("system=lru", "precision=mxfp4", "model.stored=mxfp4"), "part", None),
+        (("system=lru", "precision=int2", "model.stored=mxfp4"), "part", None),
+        (("system=lru", "precision=fp32"), "part", None),
         (("system=swapmoe",), "lossy", "lossy (experts in the place of others)"),
         (
             ("system=fate",),

@@ -67,6 +67,21 @@ def test_lengths_drafts_and_arrivals_are_those_that_were_given(tmp_path: Path) -
     assert choice(arrivals_s=str(tmp_path / "times.txt")).arrivals_ns == (0, 2_000_000_000)
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("accepted", 0.6), ("accepted", [0.6]), ("seed", 1), ("layers", 1), ("experts", "offloaded")],
+)
+def test_what_is_said_of_drafts_that_nobody_asked_for_is_refused(word: str, value: object) -> None:
+    words: dict[str, object] = {f"draft_{word}": value}
+    with pytest.raises(
+        ValueError, match=rf"workload\.draft_{word}=.* changes nothing.*draft_tokens"
+    ):
+        choice(**words)
+    # A grid of draft_tokens may begin with 0.
+    assert choice(**words, draft_tokens=0).speculation.tokens == 0
+    assert choice(**{"draft_layers": 1, **words}, draft_tokens=1).speculation.tokens == 1
+
+
 def test_requests_give_lengths_arrivals_and_tiers() -> None:
     one = of_requests(0, 250, kv_device_gib=1, kv_ram_gib=0.5, kv_disk_gib=2)
     assert one.told == (Told(5, 2, (7,), 0), Told(5, 2, (7,), 250_000_000))

@@ -275,6 +275,16 @@ def test_limits_hold_the_most_tokens_in_each_window(
     assert workload.limits.in_windows == in_windows
     assert workload.limits.tokens_in(0) == workload.limits.tokens
     assert workload.limits.tokens_in(3) == in_windows[3]
+    most = 7 * workload.limits.tokens + 10 * in_windows[6]
+    assert workload.limits.kv_bytes({0: 7, 6: 10}) == most
+
+
+def test_a_window_that_was_not_counted_is_refused_with_those_that_were() -> None:
+    counted = Limits(9, 1, 0, {3: 4, 6: 8})
+    with pytest.raises(ValueError, match=r"window of 5 were not counted, only in those of: 3, 6;"):
+        counted.tokens_in(5)
+    with pytest.raises(ValueError, match=r"window of 5 were not counted, only in those of: none;"):
+        Limits(9, 1, 0).kv_bytes({5: 1})
 
 
 def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
