@@ -47,8 +47,10 @@ REASONS = {
 }
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?:(slow)|not run: ([a-z ]+))?(?:, )?(printed below)? -->\n*\Z")
+BELOW = "... below"
+"""How what stands below a block begins."""
 NEXT = re.compile(r"^(?:#|```|<!--)", re.MULTILINE)
-RULE = re.compile(r"^\|[-:|]+\|$", re.MULTILINE)
+RULE = re.compile(r"^\|[-:|]+\|\n", re.MULTILINE)
 """The line between a table's head and its rows."""
 OURS = re.compile(r"^\s*(?:\$ )?(?:moelab|make|python -m (?:sim|capture|real))\b", re.MULTILINE)
 LINKED = ("capture", "real", "tests", "docs", "notebooks", "conf")
@@ -121,7 +123,7 @@ def _below(rest: str) -> str:
     end = NEXT.search(rest)
     text = RULE.sub("", rest[: end.start()] if end else rest)
     shown = [line[2:] if line[:1] in ("|", ">") else "..." for line in text.splitlines()]
-    return "\n".join(["...", *shown, "..."])
+    return "\n".join([BELOW, *shown, "..."])
 
 
 def _split(text: str, has_output: bool) -> Iterator[tuple[int, str, str | None]]:
@@ -282,9 +284,24 @@ def difference(printed: str, told: Told) -> str:
     after so many seconds.
     """
     said, found = (_plain(text) for text in (printed, told.out + SO_FAR.sub("", told.err)))
+    if said.startswith(BELOW):
+        return _first_missing(said.removeprefix(BELOW).split("..."), found)
     if OutputChecker().check_output(said, found, ELLIPSIS | NORMALIZE_WHITESPACE):
         return ""
     return f"the page says\n{said}\nbut it printed\n{found}"
+
+
+def _first_missing(parts: Sequence[str], found: str) -> str:
+    """What a page says of each part that is not there, or not behind the one before; "" for none.
+    Between two parts there may be nothing, for which a doctest has no sign.
+    """
+    at = 0
+    for part in (one.strip() for one in parts):
+        begin = found.find(part, at)
+        if begin < 0:
+            return f"the page says\n{part}\nbut it printed\n{found}"
+        at = begin + len(part)
+    return ""
 
 
 def _plain(text: str) -> str:

@@ -135,6 +135,34 @@ def test_a_wrong_number_on_a_page_is_found(tmp_path: Path) -> None:
     assert "7191 rows" in found
 
 
+BELOW = """
+<!-- printed below -->
+```sh
+moelab lint capture/assets/traces/tiny_mixtral write=false
+```
+
+It printed:
+
+| tiny_mixtral, | 7190 |
+|---|---|
+| rows: | nothing |
+
+> repetition, template_echo,
+
+## Another
+| none | of it |
+"""
+
+
+def test_a_wrong_cell_below_a_command_is_found(tmp_path: Path) -> None:
+    assert faults("page", Shell(tmp_path / "right", {}), commands_of(BELOW)) == []
+    for row in ("| rows: | none |", "| nothing | rows: |"):
+        wrong = commands_of(BELOW.replace("| rows: | nothing |", row))
+        (found,) = faults("page", Shell(tmp_path / row[2], {}), wrong)
+        assert "7190 rows: nothing" in found
+    assert "none" not in (commands_of(BELOW)[0].printed or "")
+
+
 def test_a_command_that_fails_is_found(tmp_path: Path) -> None:
     (command,) = commands_of("```sh\nmoelab lint nowhere\n```\n")
     assert faults("page", Shell(tmp_path / "here", {}), [command]) != []
