@@ -40,7 +40,7 @@ from sim.results.outputs import folder_for, own_folder
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
 OUTPUT_DIR = "outputs/closed_loop"
-WIDTH = 132
+WIDTH = 156
 
 
 def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], Request]:

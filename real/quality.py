@@ -43,6 +43,9 @@ from sim.process.progress import Shown
 from sim.results.intervals import OVER
 from sim.results.outputs import own_folder
 
+WIDTH = 118
+"""Of a table that no terminal shows: wide enough for each interval to stand in one line."""
+
 
 def _captured(request: Request, console: Console) -> tuple[str, ...]:
     """The overrides, with the trace of the given prompts, captured into ``output_dir``."""
@@ -195,7 +198,7 @@ def main(words: Sequence[str]) -> int:
     except WRONG_INPUT as error:
         print(f"quality: {str(error).strip()}", file=sys.stderr)
         return 2
-    out = Console()
+    out = Console(width=None if sys.stdout.isatty() else WIDTH)
     print_quality(loops, out)
     print_text(out, f"files: {request.output_dir}")
     return 0

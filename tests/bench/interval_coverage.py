@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(folder) for folder in Path(__file__).parents[1:3]]
 
 from helpers.interval_tails import (  # noqa: E402
     SIZES,

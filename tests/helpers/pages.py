@@ -6,7 +6,9 @@ goes on in the next line after a backslash. An HTML comment before a block, whic
 says how it is run:
 
 - ``<!-- slow -->``: with the thorough tests;
-- ``<!-- not run: REASON -->``: not at all; REASON is one of `REASONS`.
+- ``<!-- not run: REASON -->``: not at all; REASON is one of `REASONS`;
+- ``<!-- printed below -->``, ``<!-- slow, printed below -->``: what its last command prints stands
+  below it as tables and quotations, up to the next heading, block or comment.
 
 Any other block may have a title, ```` ```python title="mine/mru.py" ````: it is a file that the
 commands of the page find.
@@ -22,8 +24,9 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
+from itertools import groupby
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,7 +46,12 @@ REASONS = {
     "hours": "it computes for many minutes, or for hours",
 }
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MARK = re.compile(r"<!-- (slow|not run: ([a-z ]+)) -->\n*\Z")
+MARK = re.compile(r"<!-- (?:(slow)|not run: ([a-z ]+))?(?:, )?(printed below)? -->\n*\Z")
+BELOW = "... below"
+"""How what stands below a block begins."""
+NEXT = re.compile(r"^(?:#|```|<!--)", re.MULTILINE)
+RULE = re.compile(r"^\|[-:|]+\|\n", re.MULTILINE)
+"""The line between a table's head and its rows."""
 OURS = re.compile(r"^\s*(?:\$ )?(?:moelab|make|python -m (?:sim|capture|real))\b", re.MULTILINE)
 LINKED = ("capture", "real", "tests", "docs", "notebooks", "conf")
 """Folders of a checkout that commands name, and do not write into."""
@@ -100,11 +108,22 @@ def _blocks(page: str) -> Iterator[list[Command]]:
         reason = (mark[2] or "") if mark else ""
         if reason and reason not in REASONS:
             raise ValueError(f"line {line}: {reason!r} is none of {', '.join(REASONS)}")
-        slow = bool(mark) and not reason
-        yield [
+        slow = bool(mark and mark[1])
+        found = [
             Command(line + at, words, printed, reason, slow)
             for at, words, printed in _split(block[3], block[1] == "console")
         ]
+        if mark and mark[3]:
+            found[-1] = replace(found[-1], printed=_below(page[block.end() :]))
+        yield found
+
+
+def _below(rest: str) -> str:
+    """The tables and quotations up to the next heading, block or comment, and anything between."""
+    end = NEXT.search(rest)
+    text = RULE.sub("", rest[: end.start()] if end else rest)
+    shown = [line[2:] if line[:1] in ("|", ">") else "..." for line in text.splitlines()]
+    return "\n".join([BELOW, *shown, "..."])
 
 
 def _split(text: str, has_output: bool) -> Iterator[tuple[int, str, str | None]]:
@@ -135,6 +154,19 @@ def check_words(words: str) -> None:
     """Raise ValueError where a command of this project has a word that it does not take. A file, or
     a machine or model, that is not there is no fault: another command of the page may make it.
     """
+    for part in _parts(words):
+        _check_part(part)
+
+
+def _parts(words: str) -> Iterator[str]:
+    """What a shell would start, of a line with pipes, ``&&`` or streams that go elsewhere."""
+    ends = {"&&", "|", "2>&1"}
+    for is_end, part in groupby(shlex.split(words), ends.__contains__):
+        if not is_end:
+            yield shlex.join(part)
+
+
+def _check_part(words: str) -> None:
     found = _verb_and_words(words)
     if found is None:
         return
@@ -248,13 +280,29 @@ SO_FAR = re.compile(r"^.*\bafter \d+ s(, .* left)?\n", re.MULTILINE)
 
 def difference(printed: str, told: Told) -> str:
     """What a page says against what was printed; "" where they are the same, up to line breaks,
-    frames of tables, what ``...`` stands for, and how far the work was after so many seconds.
+    frames of tables (a page has them with bars), what ``...`` stands for, and how far the work was
+    after so many seconds.
     """
     said, found = (_plain(text) for text in (printed, told.out + SO_FAR.sub("", told.err)))
+    if said.startswith(BELOW):
+        return _first_missing(said.removeprefix(BELOW).split("..."), found)
     if OutputChecker().check_output(said, found, ELLIPSIS | NORMALIZE_WHITESPACE):
         return ""
     return f"the page says\n{said}\nbut it printed\n{found}"
 
 
+def _first_missing(parts: Sequence[str], found: str) -> str:
+    """What a page says of each part that is not there, or not behind the one before; "" for none.
+    Between two parts there may be nothing, for which a doctest has no sign.
+    """
+    at = 0
+    for part in (one.strip() for one in parts):
+        begin = found.find(part, at)
+        if begin < 0:
+            return f"the page says\n{part}\nbut it printed\n{found}"
+        at = begin + len(part)
+    return ""
+
+
 def _plain(text: str) -> str:
-    return " ".join(re.sub(r"[│┃╭╰╮╯─━┏┓┗┛┡┩└┘┬┴┼┳┻╇╋├┤┠┨]", " ", text).split())
+    return " ".join(re.sub(r"[|│┃╭╰╮╯─━┏┓┗┛┡┩└┘┬┴┼┳┻╇╋├┤┠┨]", " ", RULE.sub("", text)).split())

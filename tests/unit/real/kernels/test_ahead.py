@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -67,6 +68,19 @@ def test_one_launch_of_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     # A kernel of one input has so many bytes under way on a multiprocessor as its latency needs.
     flights = [one.flight_bytes for one in made if one.kernel == "integer_dots_kernel"]
     assert min(flights) >= 32 << 10
+
+
+@pytest.mark.thorough
+def test_the_page_of_kernels_counts_the_launches_that_are_compiled(tmp_path: Path) -> None:
+    code = (
+        "from real.kernels.ahead import TARGETS, launches\n"
+        "counts = [len(list(launches(False, target))) for target in TARGETS]\n"
+        "print(sum(counts), len(list(launches(True, 90))))"
+    )
+    done = fresh(tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    assert re.findall(r"(\d+) kernels compiled", page) == done.stdout.split()
 
 
 @pytest.mark.thorough

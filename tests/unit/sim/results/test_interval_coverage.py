@@ -6,6 +6,10 @@ The two systems differ by chance alone.
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from itertools import combinations
 from types import SimpleNamespace
@@ -28,7 +32,7 @@ from sim.results.intervals import MIN_SEQUENCES, Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.paired import paired
 from sim.study.trials import trial
-from sim.values.places import ASSETS
+from sim.values.places import ASSETS, ROOT
 
 COUNTS = (4, 6, 8, 16, 32)
 TRIALS = 20_000
@@ -75,6 +79,29 @@ def test_sequences_of_one_text_are_no_independent_ones_as_docs_metrics_says(
     each: int, least: float, most: float
 ) -> None:
     assert least <= coverage_of_texts(32, each, 0.5, TRIALS, 32) <= most
+
+
+@pytest.mark.thorough
+def test_docs_metrics_says_what_the_command_of_its_coverages_prints() -> None:
+    """Started as the page says, which no other test does: it finds what it imports by itself."""
+    done = subprocess.run(
+        [sys.executable, "tests/bench/interval_coverage.py"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    cells = {tuple(line.strip("| ").split(" | ")) for line in page.splitlines()}
+    rows = [tuple(line.split(" | ")) for line in done.stdout.splitlines()]
+    covered_by_ours = [row for row in rows if row[0].isdecimal()]
+    texts = re.findall(r"(\d+) sequences, (\d) of each text.*: (.*), (.*), (.*)", done.stdout)
+    assert (len(covered_by_ours), len(texts)) == (7, 4)
+    assert [row for row in [*covered_by_ours, *texts] if row not in cells] == []
+    bootstrap = dict(re.findall(r"bootstrap at (\d+) sequences.*: (\d+) %", done.stdout))
+    said = "bootstrap covers: {2} % at 2 sequences, {4} % at 4 and {16} % at 16"
+    assert said.format(*(bootstrap.get(str(count)) for count in range(17))) in page
 
 
 def test_the_bundled_passages_are_of_as_many_files_as_docs_metrics_says() -> None:
