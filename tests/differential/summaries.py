@@ -187,6 +187,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         transplant=None,
         part=None,
         keeps=lambda precision: True,
+        stored="bf16",
         kv_bytes_per_token=sum(scenario.kv_bytes),
         gates_of=None,
     )
