@@ -50,8 +50,10 @@ from sim.values.record import Record
 from sim.workload.steps import Workload
 
 Progress = Callable[[int], None]
-LONG_RUN = 10_000
-"""More new objects than this, and a pass of the garbage collector takes a millisecond."""
+LONG_RUN = 100_000
+"""With more new objects than this a pass of the garbage collector takes ten milliseconds. To ask
+whether any are frozen takes a few.
+"""
 
 
 def simulate(
@@ -104,13 +106,14 @@ def _uncollected() -> Iterator[None]:
     The collector's first pass afterwards would go through all that a long run has made. So that
     counts as old at once, unless somebody has frozen objects, which would be thawed with it.
     """
-    was_on = gc.isenabled()
+    was_on, before = gc.isenabled(), gc.get_count()[0]
     gc.disable()
     try:
         yield
     finally:
         if was_on:
-            is_long = gc.get_count()[0] > LONG_RUN and not gc.get_freeze_count()
+            made = gc.get_count()[0] - before
+            is_long = made > LONG_RUN and not gc.get_freeze_count()
             if is_long:
                 gc.freeze()
             gc.enable()
