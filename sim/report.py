@@ -106,9 +106,8 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         # looks like a request to a network.
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=none)
+        use_letters_of_font(figure)
         figure.savefig(place.with_suffix(".png"))
-        if use_letters_of_font(figure):
-            figure.savefig(place.with_suffix(".png"))
         plt.close(figure)
     svg = text.getvalue()
     place.with_suffix(".svg").write_text(svg, encoding="utf-8")

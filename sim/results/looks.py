@@ -57,10 +57,9 @@ def save(figure: Any, stem: Path) -> tuple[Path, Path]:
     import matplotlib.pyplot as plt
 
     png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
-    figure.savefig(png)
     figure.savefig(svg, metadata={"Date": None})
-    if use_letters_of_font(figure):
-        figure.savefig(png)
+    use_letters_of_font(figure)
+    figure.savefig(png)
     plt.close(figure)
     return png, svg
 
