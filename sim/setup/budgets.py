@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 from types import NoneType
 from typing import Any
 
-from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.devices import device_of
-from sim.machine.hardware import Hardware
+from sim.core.controller import Controller
+from sim.machine.budget import Budget, all_slot_bytes
 from sim.setup.control import make_controller, prepare_parts
 from sim.setup.parts import Parts, make_parts
 from sim.setup.run_memory import check_run_memory
@@ -28,11 +27,24 @@ LESS = (
 """The ways out where the memory leaves too little for slots."""
 
 
+def trial_controller(
+    config: Mapping[str, Any], made: Parts, workload: Workload, geometry: Geometry
+) -> Controller:
+    """The controller that a run of these parts would have with the slots of ``geometry``.
+
+    Its policies are fresh, so that those of ``made`` remember nothing of a trial. Raise
+    `CapacityError` where the slots are too few.
+    """
+    parts = replace(make_parts(config), hardware=made.hardware)
+    prepare_parts(parts, ("cache", "ram_cache"), workload, geometry)
+    return make_controller(geometry, parts)
+
+
 def fitting_budget(
     config: Mapping[str, Any],
-    hardware: Hardware,
-    geometry_of: Callable[..., Geometry],
+    made: Parts,
     workload: Workload,
+    geometry_of: Callable[[Budget], Geometry],
 ) -> Budget:
     """The largest share of the experts, to four decimals, that the run's device holds in memory,
     beside all else that the run takes. What may be swapped is no memory.
@@ -40,22 +52,13 @@ def fitting_budget(
     Raise ValueError where not even the smallest share that the parts can work with fits.
     """
 
-    in_memory = replace(hardware, swap=None)
+    in_memory = replace(made.hardware, swap=None)
+    drafts = made.workload.speculation.layers_in_use
 
     def refusal(share: float) -> ValueError | None:
         try:
-            parts = replace(make_parts(config), hardware=hardware)
-            geometry = geometry_of(budget=Budget(share))
-            prepare_parts(parts, ("cache", "ram_cache"), workload, geometry)
-            controller = make_controller(geometry, parts)
-            check_run_memory(
-                parts.model,
-                in_memory,
-                workload.limits,
-                controller,
-                parts.workload.speculation.layers_in_use,
-                workload,
-            )
+            controller = trial_controller(config, made, workload, geometry_of(Budget(share)))
+            check_run_memory(made.model, in_memory, workload.limits, controller, drafts, workload)
         except ValueError as error:
             return error
         return None
@@ -90,49 +93,20 @@ def _what(error: ValueError | None) -> str:
     return str(error).partition("; ")[0]
 
 
-def count_slots(
-    config: Mapping[str, Any], parts: Parts, workload: Workload, geometry: Geometry
-) -> int:
-    """How many slots the run will have, for what must know the time of a load before there is a
-    controller; 0 where they are too few, which the controller refuses.
-    """
-    made = replace(make_parts(config), hardware=parts.hardware)
-    prepare_parts(made, ("cache", "ram_cache"), workload, geometry)
-    try:
-        return make_controller(geometry, made).slots.count
-    except CapacityError:
-        return 0
-
-
 def smallest_budget(
     config: Mapping[str, Any],
     made: Parts,
     workload: Workload,
-    sizes: Mapping[str, Sequence[int]],
+    geometry_of: Callable[[Budget], Geometry],
 ) -> str:
     """The end of a refusal for want of room: the smallest budget that works, to four decimals.
 
     Empty where no budget works.
     """
-    model, precisions = made.model, made.precision.precisions
-    held = held_bits(made.precision.held, made.hardware)
-    everything = all_slot_bytes(
-        make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes)
-    )
 
     def works(share: float) -> bool:
         try:
-            parts = replace(make_parts(config), hardware=made.hardware)
-            geometry = make_geometry(
-                model,
-                precisions,
-                Budget(share),
-                held_bits=held,
-                recorded=sizes,
-                device_of=device_of(made.hardware, model),
-            )
-            prepare_parts(parts, ("cache", "ram_cache"), workload, geometry)
-            make_controller(geometry, parts)
+            trial_controller(config, made, workload, geometry_of(Budget(share)))
         except ValueError:
             return False
         return True
@@ -144,4 +118,5 @@ def smallest_budget(
     share = steps[place] / SHARES
     if config["budget"].get("slots_gib") is None:
         return f"; the smallest budget.resident_share that works is {share:g}"
+    everything = all_slot_bytes(geometry_of(Budget(1.0)))
     return f"; budget.slots_gib={ceil(share * everything / GIB * 10_000) / 10_000:g} works"

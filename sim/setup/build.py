@@ -9,20 +9,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from sim.core.controller import Controller
 from sim.core.loader import COUNTED
 from sim.fitting.fits import profile_of
 from sim.fitting.prepare import profiled
-from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.devices import USE, device_of, with_ranking
+from sim.machine.budget import Budget, all_slot_bytes
+from sim.machine.devices import USE, with_ranking
 from sim.machine.devices_costs import Timed
 from sim.machine.hardware import Hardware
-from sim.machine.recorded_bytes import recorded_bytes
+from sim.machine.ledger import Ledger
 from sim.machine.replayed_gates import check_gates
 from sim.machine.roofline import Roofline
 from sim.machine.swap import paging_of
 from sim.process.shared import Shared
 from sim.results.run import Run
-from sim.setup.budgets import count_slots, fitting_budget, smallest_budget
+from sim.setup.budgets import fitting_budget, smallest_budget, trial_controller
 from sim.setup.control import make_controller, prepare_parts
 from sim.setup.counted_prefetches import counted_prefetches
 from sim.setup.on_devices import check_devices_parts, durations_on
@@ -41,7 +42,8 @@ from sim.setup.refusals import (
     checked_settings,
 )
 from sim.setup.run_memory import check_run_memory
-from sim.setup.traces import load_trace, trace_directory
+from sim.setup.sizing import sizing_of
+from sim.setup.traces import load_trace
 from sim.traces.drafts import with_draft_sites
 from sim.traces.residency_log import EXPERT_BYTES_FILE
 from sim.traces.trace import Trace
@@ -50,6 +52,9 @@ from sim.values.units import us
 from sim.workload.batching import is_timed
 from sim.workload.kv_room import GROWING, KvRoom
 from sim.workload.steps import Workload
+
+LAST = ("predictor", "placement", "payload", "cache", "ram_cache")
+"""The policies that are prepared when the sizes of experts are known."""
 
 
 def build(
@@ -71,93 +76,106 @@ def build(
     them.
     """
     config = with_own_errors(with_gates(checked_settings(cfg)))
-    shared = shared or Shared(0)
-    parts = make_parts(config)
+    parts, shared = make_parts(config), shared or Shared(0)
     check_said(parts.policies(), parts.model)
-    model, hardware, selector = parts.model, parts.hardware, parts.precision
-    check_changed(hardware, changed)
-    check_ram_cache(system, hardware)
-    trace = trace or _shared_trace(parts, shared)
-    header = trace.header
-    check_gates(model, header.model, header.name, header.null_experts, header.draft_sites)
-    if header.draft_sites != model.draft_sites:
-        trace = _with_drafts(trace, model.draft_sites, shared)
-    tells_bytes = EXPERT_BYTES_FILE in header.files and model.transplant is None
+    check_changed(parts.hardware, changed)
+    check_ram_cache(system, parts.hardware)
+    trace = _trace_of(parts, trace or _shared_trace(parts, shared), shared)
+    tells_bytes = EXPERT_BYTES_FILE in trace.header.files and parts.model.transplant is None
     check_drafts(parts, tells_bytes=tells_bytes, is_real=bool(stored_bytes))
     workload = _shared_workload(parts, trace, shared)
     check_parts(parts, workload)
-    check_recorded(config, selector.constant, workload)
+    check_recorded(config, parts.precision.constant, workload)
     check_devices_parts(parts, config, workload)
-    fits, known = config["budget"] == FIT, dict[str, int]()
-    if hardware.devices is not None and hardware.devices.order == USE:
-        hardware = with_ranking(hardware, profile_of(trace, workload.exclude).ranking)
-        parts = replace(parts, hardware=hardware)
-        known["devices"] = profiled(workload)
-    budget = Budget(1.0) if fits else Budget(**config["budget"])
+    parts, known = _with_ranking(parts, workload)
     # The selector comes first: it decides which variants there are, and so the geometry.
     known |= prepare_parts(parts, ("precision",), workload)
-    held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
-    directory = trace_directory(parts.trace.path)
-    recorded = None if stored_bytes else recorded_bytes(directory, header, model)
-    sizes = recorded.sizes() if recorded else {}
-    geometry_of = partial(
-        make_geometry,
-        model,
-        selector.precisions,
-        missing=selector.missing(),
-        stored_bytes=stored_bytes,
-        held_bits=held,
-        recorded=sizes,
-        device_of=device_of(hardware, model),
-    )
-    geometry = geometry_of(budget=budget)
-    if fits:
-        budget = fitting_budget(config, hardware, geometry_of, workload)
+    sizing = sizing_of(parts, trace.header, stored_bytes)
+    if config["budget"] == FIT:
+        budget = fitting_budget(config, parts, workload, sizing.geometry)
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
-        geometry = geometry_of(budget=budget)
-    others = ("predictor", "placement", "payload", "cache", "ram_cache")
-    known |= prepare_parts(parts, others, workload, geometry)
-    durations = _durations(parts, geometry, held)
+    budget = Budget(**config["budget"])
+    geometry = sizing.geometry(budget)
+    known |= prepare_parts(parts, LAST, workload, geometry)
+    durations = _durations(parts, geometry, sizing.held_bits)
     if parts.loader.prefetch_budget in COUNTED:
-        if hardware.links[0].slot_us:
-            durations.slots = count_slots(config, parts, workload, geometry)
-        prefetches = counted_prefetches(
-            parts.loader.prefetch_budget, parts.predictor.reach, workload, durations, geometry
-        )
-        parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
+        parts = _with_counted_prefetches(config, parts, workload, geometry, durations)
     kv_room = None
     if parts.workload.kv_allocation == GROWING:
-        kv_room = KvRoom(workload, model.kv_bytes_by_window())
+        kv_room = KvRoom(workload, parts.model.kv_bytes_by_window())
     try:
         controller = make_controller(geometry, parts, kv_room)
     except CapacityError as error:
-        smallest = smallest_budget(config, parts, workload, sizes)
+        smallest = smallest_budget(config, parts, workload, sizing.geometry)
         raise CapacityError(f"{error}{smallest}") from error
     check_cpu_reach(parts, geometry)
-    durations.slots = controller.slots.count
-    drafts = parts.workload.speculation.layers_in_use
-    ledger = check_run_memory(model, hardware, workload.limits, controller, drafts, workload)
-    if hardware.swap is not None and isinstance(durations, Roofline):
-        durations.paging = paging_of(hardware.swap, hardware.memory_bytes, model, ledger)
-    share = budget.share_of(all_slot_bytes(geometry))
-    return Run(
-        system,
-        model,
-        hardware,
-        trace,
-        workload,
+    ledger = check_run_memory(
+        parts.model,
+        parts.hardware,
+        workload.limits,
         controller,
-        durations,
-        ledger,
-        share,
-        config["seed"],
-        config,
-        known["predictor"],
-        tuple(changed),
-        recorded,
-        kv_room,
-        max(known.values()),
+        parts.workload.speculation.layers_in_use,
+        workload,
     )
+    _complete(durations, parts, controller, ledger)
+    return Run(
+        system=system,
+        model=parts.model,
+        hardware=parts.hardware,
+        trace=trace,
+        workload=workload,
+        controller=controller,
+        durations=durations,
+        ledger=ledger,
+        resident_share=budget.share_of(all_slot_bytes(geometry)),
+        seed=config["seed"],
+        config=config,
+        fitted_on=known["predictor"],
+        changed=tuple(changed),
+        recorded_bytes=sizing.recorded,
+        kv_room=kv_room,
+        known=max(known.values()),
+    )
+
+
+def _with_ranking(parts: Parts, workload: Workload) -> tuple[Parts, dict[str, int]]:
+    """The parts, whose machine knows which experts are used most if its devices own them by that;
+    and on how many of the run's sequences this rests, under the name of the section.
+    """
+    devices = parts.hardware.devices
+    if devices is None or devices.order != USE:
+        return parts, {}
+    ranking = profile_of(workload.trace, workload.exclude).ranking
+    parts = replace(parts, hardware=with_ranking(parts.hardware, ranking))
+    return parts, {"devices": profiled(workload)}
+
+
+def _with_counted_prefetches(
+    config: Mapping[str, Any],
+    parts: Parts,
+    workload: Workload,
+    geometry: Geometry,
+    durations: Timed,
+) -> Parts:
+    """The parts, whose loader's budget of prefetches is a number in place of a word for one."""
+    if parts.hardware.links[0].slot_us:
+        try:
+            # The time of a load depends on how many slots there are.
+            durations.slots = trial_controller(config, parts, workload, geometry).slots.count
+        except CapacityError:
+            durations.slots = 0  # The controller will refuse so few, and say so.
+    count = counted_prefetches(
+        parts.loader.prefetch_budget, parts.predictor.reach, workload, durations, geometry
+    )
+    return replace(parts, loader=replace(parts.loader, prefetch_budget=count))
+
+
+def _complete(durations: Timed, parts: Parts, controller: Controller, ledger: Ledger) -> None:
+    """Tell the durations what only the controller and the ledger know."""
+    durations.slots = controller.slots.count
+    hardware = parts.hardware
+    if hardware.swap is not None and isinstance(durations, Roofline):
+        durations.paging = paging_of(hardware.swap, hardware.memory_bytes, parts.model, ledger)
 
 
 def _durations(parts: Parts, geometry: Geometry, held: float) -> Timed:
@@ -202,8 +220,14 @@ def _shared_trace(parts: Parts, shared: Shared) -> Trace:
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
-def _with_drafts(trace: Trace, layers: int, shared: Shared) -> Trace:
-    """The trace as a run sees it whose drafts visit so many sites."""
+def _trace_of(parts: Parts, trace: Trace, shared: Shared) -> Trace:
+    """The trace as the model sees it, whose drafts may visit sites, too. Raise ValueError where it
+    is of another shape.
+    """
+    header, layers = trace.header, parts.model.draft_sites
+    check_gates(parts.model, header.model, header.name, header.null_experts, header.draft_sites)
+    if header.draft_sites == layers:
+        return trace
     # The pair holds the trace, so that no other trace can have its identity meanwhile.
     _, found = shared.get(
         ("drafts", id(trace), layers), lambda: (trace, with_draft_sites(trace, layers))

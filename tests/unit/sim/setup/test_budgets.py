@@ -37,16 +37,11 @@ class Made:
             ("prepare_parts", lambda *given: self.given.append(given[1:])),
             ("make_controller", self.controller),
             ("check_run_memory", self.memory),
-            ("make_geometry", self.geometry),
-            ("held_bits", lambda held, hardware: 4.5),
-            ("device_of", lambda hardware, model: (0, 1)),
-            ("all_slot_bytes", lambda geometry: 10 * GIB + 1),
+            ("all_slot_bytes", lambda share: 10 * GIB + 1 if share == 1 else 0),
         ):
             monkeypatch.setattr(budgets, name, answer)
 
-    def geometry(self, *_: object, **of: Any) -> float:
-        self.given.append(of)
-        budget: Budget = of["budget"] if "budget" in of else _[2]
+    def geometry(self, budget: Budget) -> Any:
         return budget.resident_share
 
     def controller(self, share: float, parts: Any) -> Any:
@@ -68,7 +63,7 @@ class Made:
 
     def fitting(self) -> Budget:
         config = {"parts": self.parts}
-        return fitting_budget(config, "hardware", self.geometry, self.workload)  # type: ignore[arg-type]
+        return fitting_budget(config, self.parts, self.workload, self.geometry)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +127,7 @@ def test_a_budget_that_is_too_small_is_answered_with_the_smallest_that_works(
     """All experts are 10 GiB and a byte."""
     made = Made(monkeypatch, few, 0)
     config = {"parts": made.parts, "budget": {"slots_gib": slots_gib}}
-    sizes: dict[str, Any] = {}
-    assert smallest_budget(config, made.parts, made.workload, sizes) == told
-    whole, tried = made.given[:2]
-    assert whole == {"held_bits": 4.5, "recorded": sizes}
-    assert tried == {"held_bits": 4.5, "recorded": sizes, "device_of": (0, 1)}
+    assert smallest_budget(config, made.parts, made.workload, made.geometry) == told
+    sections, workload, share = made.given[0]
+    assert (sections, workload) == (("cache", "ram_cache"), made.workload)
+    assert 0 < share <= 1

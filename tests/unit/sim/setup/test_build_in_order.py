@@ -51,7 +51,7 @@ class Built:
             trace=named(path="/t"),
             policies=lambda: "policies",
         )
-        self.workload = named(exclude=(), limits="limits")
+        self.workload = named(exclude=(), limits="limits", trace=self.trace)
         self.config: dict[str, Any] = {"budget": {"resident_share": 0.25}, "seed": 9}
         self.durations: Any = Roofline()
         self.error: CapacityError | None = None
@@ -63,7 +63,7 @@ class Built:
             ("make_parts", lambda config: self.parts if config is self.config else None),
             ("replace", lambda one, **new: named(**{**vars(one), **new})),
             ("_shared_trace", lambda parts, shared: self.trace),
-            ("_with_drafts", lambda trace, sites, shared: self.told("drafts", sites) or trace),
+            ("with_draft_sites", lambda trace, sites: self.told("drafts", sites) or trace),
             ("_shared_workload", lambda *given: self.told("workload") or self.workload),
             ("check_gates", lambda model, *given: self.told("gates", *given)),
             ("check_said", lambda policies, model: self.told("said", policies)),
@@ -78,16 +78,16 @@ class Built:
             ("profile_of", lambda trace, exclude: named(ranking="ranking")),
             ("profiled", lambda workload: 50),
             ("prepare_parts", self.prepare),
-            ("held_bits", lambda held, hardware: 4.5),
-            ("recorded_bytes", lambda directory, header, model: self.recorded),
-            ("make_geometry", lambda *given, **of: named(given=given, **of)),
-            ("device_of", lambda hardware, model: (0, 1)),
-            ("fitting_budget", lambda *given: self.told("fit", given[1]) or Budget(0.5)),
+            ("sizing_of", self.sizing),
+            ("fitting_budget", lambda *given: self.told("fit", given[1].hardware) or Budget(0.5)),
             ("_durations", lambda parts, geometry, held: self.told("held", held) or self.durations),
             ("counted_prefetches", lambda budget, reach, *given: (budget, reach)),
             ("KvRoom", lambda workload, size: f"room of {size}"),
             ("make_controller", self.controller),
-            ("smallest_budget", lambda config, parts, workload, sizes: f"; less {sizes}"),
+            (
+                "smallest_budget",
+                lambda config, parts, *of: f"; less than {of[1](Budget(1)).budget}",
+            ),
             (
                 "check_run_memory",
                 lambda *given: self.told("memory", given[2], given[4]) or "ledger",
@@ -95,7 +95,7 @@ class Built:
             ("Roofline", Roofline),
             ("paging_of", lambda *given: given),
             ("all_slot_bytes", lambda geometry: 100),
-            ("Run", lambda *given: named(**dict(zip(FIELDS, given, strict=True)))),
+            ("Run", named),
         ):
             monkeypatch.setattr(module, name, answer)
 
@@ -105,6 +105,12 @@ class Built:
     def prepare(self, parts: Any, sections: Any, workload: Any, geometry: Any = None) -> Any:
         self.told("prepare", sections, geometry is not None)
         return dict.fromkeys(sections, 6)
+
+    def sizing(self, parts: Any, header: Any, stored_bytes: Any) -> Any:
+        self.told("sizing", parts.hardware, header, stored_bytes)
+        return named(
+            geometry=lambda budget: named(budget=budget), held_bits=4.5, recorded=self.recorded
+        )
 
     def controller(self, geometry: Any, parts: Any, kv_room: Any) -> Any:
         if self.error is not None:
@@ -127,7 +133,7 @@ FIELDS = (
     "config",
     "fitted_on",
     "changed",
-    "recorded",
+    "recorded_bytes",
     "kv_room",
     "known",
 )
@@ -152,21 +158,13 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         ("recorded", 3),
         ("check_devices",),
         ("prepare", ("precision",), False),
+        ("sizing", made.hardware, made.header, ()),
         ("prepare", OTHERS, True),
         ("held", 4.5),
         ("cpu_reach",),
         ("memory", "limits", 5),
     ]
-    geometry = run.controller.geometry
-    assert vars(geometry) == {
-        "given": (made.model, ("fp16",)),
-        "missing": "missing",
-        "stored_bytes": (),
-        "held_bits": 4.5,
-        "recorded": {},
-        "device_of": (0, 1),
-        "budget": Budget(0.25),
-    }
+    assert run.controller.geometry.budget == Budget(0.25)
     assert (run.durations.slots, run.durations.paging) == (12, None)
     assert run.controller.loader.prefetch_budget == 4
     found = {name: getattr(run, name) for name in FIELDS if name not in ("controller", "durations")}
@@ -182,7 +180,7 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
         "config": made.config,
         "fitted_on": 6,
         "changed": ("trace.x=1",),
-        "recorded": None,
+        "recorded_bytes": None,
         "kv_room": None,
         "known": 6,
     }
@@ -190,22 +188,18 @@ def test_a_run_is_checked_before_it_is_prepared_and_has_what_was_made(made: Buil
 
 def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built) -> None:
     made.header.files = (EXPERT_BYTES_FILE,)
-    made.recorded = named(sizes=lambda: {"fp16": [1]})
+    made.recorded = "recorded"
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
-    assert (made.seen[4][1]["tells_bytes"], run.recorded) == (True, made.recorded)
-    assert run.controller.geometry.recorded == {"fp16": [1]}
+    assert (made.seen[4][1]["tells_bytes"], run.recorded_bytes) == (True, "recorded")
     made.error = CapacityError("no room")
-    with pytest.raises(CapacityError, match=r"^no room; less \{'fp16': \[1\]\}$"):
+    with pytest.raises(CapacityError, match=r"^no room; less than Budget\(resident_share=1,"):
         build("cfg", "lru")  # type: ignore[arg-type]
     made.error = None
     made.seen.clear()
     made.model.transplant = "another's sizes"
     run = build("cfg", "lru", stored_bytes=[8])  # type: ignore[arg-type]
     assert made.seen[4] == ("check_drafts", {"tells_bytes": False, "is_real": True})
-    assert run.recorded is None
-    geometry = run.controller.geometry
-    assert (geometry.held_bits, geometry.recorded, geometry.stored_bytes) == (0.0, {}, [8])
-    assert ("held", 0.0) in made.seen
+    assert ("sizing", made.hardware, made.header, [8]) in made.seen
 
 
 def test_a_budget_that_fits_is_found_and_written_into_the_configuration(made: Built) -> None:
