@@ -19,6 +19,8 @@ from sim.machine.durations import Durations, OwnedDurations
 from sim.values.record import CPU_RESULT, HOST_TIME
 from sim.workload.steps import Workload
 
+OWNER_COLUMNS = ("owner_device", "owner_key", "owner_start_ns", "owner_end_ns")
+
 
 class Owner(Line):
     """What a device other than home computes of a gate.
@@ -58,12 +60,9 @@ class Owner(Line):
         self._releases.clear()
 
     def _compute(self, key: int, row: int) -> None:
-        record, start_ns = self.engine.record, self._free_ns
+        start_ns = self._free_ns
         self._free_ns += self.engine.expert_on_ns(self.device, key, row)
-        record.other_device.append(self.device)
-        record.other_key.append(key)
-        record.other_start_ns.append(start_ns)
-        record.other_end_ns.append(self._free_ns)
+        self.engine.computed += (self.device, key, start_ns, self._free_ns)
         if self.engine.controller.waiting:
             self._releases.append((self._free_ns, key))
 
@@ -100,6 +99,11 @@ class OwnedEngine(Engine):
         self._owned = durations
         super().__init__(env, controller, workload, durations, progress)
         self._others = [Owner(self, device) for device in range(1, durations.devices)]
+        self.computed: list[int] = []
+        """What the others computed: rows of the record's columns ``owner_*``."""
+
+    def _long_columns(self) -> dict[tuple[str, ...], list[int]]:
+        return super()._long_columns() | {OWNER_COLUMNS: self.computed}
 
     def expert_on_ns(self, device: int, key: int, row: int) -> int:
         precision, site = divmod(key // self._units, self.controller.geometry.sites)

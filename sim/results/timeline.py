@@ -171,7 +171,7 @@ def _others(frames: Frames, steps: int, starts: Starts) -> Iterator[Event]:
     if not track_of:
         return
     record, units = frames.record, frames.controller.geometry.units
-    columns = record.other_key, record.other_device, record.other_start_ns, record.other_end_ns
+    columns = record.owner_key, record.owner_device, record.owner_start_ns, record.owner_end_ns
     turns: dict[int, deque[tuple[int, int, int]]] = {}
     for key, *turn in zip(*columns, strict=True):
         turns.setdefault(key, deque()).append((turn[0], turn[1], turn[2]))

@@ -80,8 +80,8 @@ class Record:
     stream, its end, which no duration tells then. ``service_left_ns`` is, by service that the run's
     end cut, how much work was left at the link's own pace.
 
-    Where devices own experts (contract C170), ``other_device``, ``other_key``, ``other_start_ns`` and
-    ``other_end_ns`` are, by need that a device other than home computed, whose, which and when.
+    Where devices own experts (contract C170), the columns ``owner_*`` have a row for each need that a
+    device other than home computed: whose, which and when.
 
     ``paged``: of a run whose weights are swapped, the pages that came back and those that went, as
     far as they were paid for.
@@ -107,10 +107,10 @@ class Record:
     makespan_ns: int = 0
     slowed_ns: list[int] = field(default_factory=list)
     work_end_ns: Column = field(default_factory=list)
-    other_device: Column = field(default_factory=list)
-    other_key: Column = field(default_factory=list)
-    other_start_ns: Column = field(default_factory=list)
-    other_end_ns: Column = field(default_factory=list)
+    owner_device: Column = field(default_factory=list)
+    owner_key: Column = field(default_factory=list)
+    owner_start_ns: Column = field(default_factory=list)
+    owner_end_ns: Column = field(default_factory=list)
     paged: tuple[int, int] = (0, 0)
     service_left_ns: dict[int, int] = field(default_factory=dict)
 
