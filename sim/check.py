@@ -75,8 +75,6 @@ UNITS = {
 LARGEST_BUDGET = 1 << 60
 SHOWN = 5
 """How many of the contracts that do not explain every flag are reported."""
-LOOKED_THROUGH = 64
-"""How many deviations are looked through for evidence of an exchanged expert."""
 ALONE = " It is the only one: with this one flag the other way round the contract explains the log."
 """Added to a deviation that is the only one.
 
@@ -221,46 +219,6 @@ def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
     return " ".join(story)
 
 
-def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int] | None:
-    """A lookup where the log may name another expert than the engine was asked for.
-
-    Returns the lookup, and a later deviation that is evidence of it; None without such evidence.
-    The first deviation must be an expert that is missing in the replay. The evidence is another
-    expert of its layer that later is there but should not be. Then a lookup of the second expert,
-    after the last one of the first, may have been for the first.
-    """
-    first = int(wrong[0])
-    if replay.resident[first]:
-        return None
-    key, tick = int(replayer.keys[first]), int(replayer.tick[first])
-    before = replay.lapse(key, tick, False).asked
-    others = wrong[(replayer.log.site[wrong] == replayer.log.site[first]) & replay.resident[wrong]]
-    for later in others[:LOOKED_THROUGH].tolist():
-        other = int(replayer.keys[later])
-        asked = replay.lapse(other, int(replayer.tick[later]), True).asked
-        if asked is not None and (-1 if before is None else before) < asked < tick:
-            return (
-                int(np.flatnonzero((replayer.tick == asked) & (replayer.keys == other))[0]),
-                later,
-            )
-    return None
-
-
-def tell_exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> str:
-    """What `exchanged` finds, in words; empty where it finds nothing."""
-    found = exchanged(replayer, replay, wrong)
-    if found is None:
-        return ""
-    lookup, later = found
-    log = replayer.log
-    return (
-        f" Row {log.line[lookup]} (step {log.step[lookup]}), where the log asks for expert"
-        f" {log.expert[lookup]} of that layer, may have asked for it: at row {log.line[later]}"
-        f" (step {log.step[later]}) the log says that expert {log.expert[later]} is absent, the"
-        " replay found it resident."
-    )
-
-
 def faults(replayer: Replayer, best: Verdict, budget_bytes: int) -> list[str]:
     """In words: the single faults with which the best contract explains every flag."""
     assert best.replay is not None
@@ -308,10 +266,7 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
             f" {hits}"
         )
         story = tell(replayer, verdict.replay, int(verdict.wrong[0]))
-        lines.append(
-            f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}"
-            f"{ALONE if len(verdict.wrong) == 1 else ''}"
-        )
+        lines.append(f"  first deviation: {story}{ALONE if len(verdict.wrong) == 1 else ''}")
         if not whole and verdict is rest[0]:
             lines += [f"  {line}" for line in faults(replayer, verdict, budget_bytes)]
     if len(rest) > SHOWN:

@@ -214,26 +214,6 @@ VERBS = (
         most_places=1000,
     ),
     Verb(
-        "load",
-        TRACES,
-        "capture.expert_load",
-        "Write how often each expert was chosen, as SGLang's --init-expert-location reads it.",
-        (
-            Option("output", "the .json file that is written", is_needed=True),
-            Option("phase", "which rows", Kind.ONE, "all", ("all", "decode", "prompt")),
-        ),
-        (
-            f"load {BUNDLED} output=load.json",
-            f"load {BUNDLED} phase=decode output=decoded.json",
-            "load capture/assets/traces/tiny_qwen2moe output=qwen.json",
-        ),
-        "docs/traces.md",
-        aliases=("capture expert_load",),
-        places="TRACE",
-        least_places=1,
-        most_places=1,
-    ),
-    Verb(
         "capture fit",
         TRACES,
         "capture.fit",

@@ -179,40 +179,6 @@ def test_an_expert_that_nothing_asked_for_before_is_told_to_have_never_been_ther
     )
 
 
-def test_an_expert_that_the_log_may_have_exchanged_is_told_with_the_evidence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The engine asked for A B C C D C D, but the log has D at row 2.
-
-    So the replay lacks C at row 3 and has D at row 4.
-    """
-    flags = [False, False, False, True, False, True, True]
-    log = write(
-        tmp_path, lambda columns: columns.update(resident=flags), lookups=[A, B, D, C, D, C, D]
-    )
-    assert (
-        main(
-            [
-                str(log),
-                "budget=20",
-                "policy=lru",
-                "initial=empty",
-                "scope=global",
-                "retention=strict",
-            ]
-        )
-        == 1
-    )
-    story = capsys.readouterr().out.splitlines()[3]
-    assert story.endswith(
-        "In the replay it had never been there: no lookup before asked for it. If the contract"
-        " holds, the log may lack a lookup of it in this layer, from step 0 to step 3. To load it"
-        " the replay evicted expert 1 of layer 2 (site 0). Row 2 (step 2), where the log asks for"
-        " expert 3 of that layer, may have asked for it: at row 4 (step 4) the log says that expert"
-        " 3 is absent, the replay found it resident."
-    )
-
-
 def test_what_is_not_given_is_tried(tmp_path: Path) -> None:
     assert parse(["./log=1", "budget=20B"])[:2] == ("./log=1", 20)
     _, budget, contracts = parse(["log", "budget=1.5KiB", "policy=lru", "recency=rows"])

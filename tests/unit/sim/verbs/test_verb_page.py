@@ -206,7 +206,6 @@ study: name!
 capture: model! prompts! output_dir! sparsities?
 import: is_open format! path!
 synthesize: like! tokens!
-load: output!
 capture fit: predictor!
 capture channels: model!
 calibrate: log! columns! base! name!
