@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -187,11 +188,16 @@ def run_search(
     cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
     # A misspelt key is refused here, before anything runs.
     axes = axes_of([*cells, _cell(plan, _first_values(search), "fit")])
-    with warnings.catch_warnings(), launcher, Dataset(output_dir, axes, tell) as dataset:
+    with (
+        warnings.catch_warnings(),
+        launcher,
+        Dataset(output_dir, axes, tell) as dataset,
+        _storage(optuna, output_dir) as storage,
+    ):
         # Optuna warns of values that are lists, such as two shares; as JSON they come back equal.
         warnings.filterwarnings("ignore", message="Choices for a categorical distribution")
         rows: dict[str, Row] = {row["key"]: row for row in dataset.read().to_dicts()}
-        study = _open(optuna, search, output_dir, cells[0])
+        study = _open(optuna, search, storage, output_dir, cells[0])
         if old := of_other_code(dataset, rows, code):
             tell(
                 f"{len(old)} cells are of other code (column code); another output_dir starts anew"
@@ -316,14 +322,25 @@ def _compare(ours: Row, theirs: Row) -> Paired:
     return paired_rates(*time_and_tokens)
 
 
-def _open(optuna: Any, search: Search, output_dir: Path, cell: Cell) -> Any:
+@contextmanager
+def _storage(optuna: Any, output_dir: Path) -> Iterator[Any]:
+    """Optuna's file. Its connections end with the search: Optuna would leave them open."""
+    storage = optuna.storages.RDBStorage(f"sqlite:///{output_dir / STORAGE}")
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _open(optuna: Any, search: Search, storage: Any, output_dir: Path, cell: Cell) -> Any:
     """Optuna's state of the search, new or as it was left.
 
     ``cell``: the study without its parameters. Raise ValueError where the trials that are there are
     of another: their objectives would be of other work.
     """
     study = optuna.create_study(
-        storage=f"sqlite:///{output_dir / STORAGE}",
+        storage=storage,
         study_name="search",
         load_if_exists=True,
         directions=list(search.objectives.values()),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from sqlite3 import dbapi2
 from typing import Any, Self
 
 import numpy as np
@@ -107,6 +110,26 @@ def test_a_refused_trial_is_a_failed_one_and_the_search_goes_on(tmp_path: Path) 
     result = run_search(asked, Here(), tmp_path, quiet)
     assert 0 < result.failed < 4
     assert result.found[0].values == {"budget.resident_share": 0.5}
+
+
+@pytest.mark.parametrize("launcher", [Here, lambda: Stopped(0)])
+def test_a_search_leaves_no_connection_to_its_file_open(
+    launcher: Callable[[], Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections: list[sqlite3.Connection] = []
+    connect = dbapi2.connect
+
+    def noted(*given: Any, **named: Any) -> sqlite3.Connection:
+        connections.append(connect(*given, **named))
+        return connections[-1]
+
+    monkeypatch.setattr(dbapi2, "connect", noted)
+    with suppress(KeyboardInterrupt):
+        run_search(plan(trials=1, sampler="random"), launcher(), tmp_path, quiet)
+    assert connections
+    for one in connections:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            one.execute("select 1")
 
 
 class Stopped(Here):
