@@ -18,6 +18,7 @@ import pytest
 from helpers.pages import Shell
 from sim.reproduce.roles import PAPERS
 from sim.results.paired import paired
+from sim.study.trials import trial
 from sim.values.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -82,6 +83,25 @@ def counted(verdicts: list[Row], role: str) -> str:
     of = Counter(one["verdict"] for one in verdicts if one["role"] == role)
     said = [f"{of[verdict]} {verdict}" for verdict in VERDICTS if of[verdict]]
     return ", ".join(said) or str(of.total())
+
+
+SERVED = {
+    "pregated_moe": "1 (exact by construction)",
+    "pregated_moe predictor=gate_lookahead_1": None,
+    "sida": None,
+    "sida precision=fp16": None,
+}
+
+
+@pytest.mark.parametrize(("system", "recall"), SERVED.items())
+def test_other_experts_serve_as_often_as_the_page_says(system: str, recall: str | None) -> None:
+    summary = trial([*f"system={system}".split(), "trace.max_sequences=4"]).summary
+    proxy, found = summary["quality_proxy"], summary["prediction"]["recall_at_issued"]
+    shares = [proxy[name] for name in ("reroute_share", "reroute_mass")]
+    row = [system, *(f"{one:.1%}".replace("%", " %") if one else "0" for one in shares)]
+    speed = f"{summary['decode_tokens_per_s']:.2f}"
+    assert [*row, recall or f"{found:.3f}", speed] in rows(DOCS / "other_experts.md")
+    assert recall is None or found == 1
 
 
 @pytest.fixture(scope="module")
