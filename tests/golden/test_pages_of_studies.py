@@ -104,6 +104,17 @@ def test_other_experts_serve_as_often_as_the_page_says(system: str, recall: str 
     assert recall is None or found == 1
 
 
+def test_low_precision_and_skipping_lose_what_the_page_says(tmp_path: Path) -> None:
+    words = "figure=hobbit_3b model=tiny_mixtral eval=16 output_dir=there"
+    assert Shell(tmp_path, {}).run(f"moelab real quality_figures {words}").status == 0
+    lost: dict[float, list[str]] = {}
+    for one in pl.read_parquet(tmp_path / "there" / "hobbit_3b-tiny_mixtral.parquet").to_dicts():
+        low, high = (f"{100 * one[f'increase_{end}']:.2g}" for end in ("low", "high"))
+        lost.setdefault(one["x"], []).append(f"{100 * one['increase']:.2g} [{low}, {high}]")
+    page = [row for row in rows(DOCS / "quality.md") if row[0] in map(str, lost) and len(row) == 4]
+    assert page == [[str(x), *lost[x]] for x in (0.1, 0.2, 0.3, 0.5)]
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("studies"), {})
