@@ -120,12 +120,11 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("studies"), {})
 
 
-def studied(shell: Shell, name: str, words: str = "", folder: str = "") -> list[Row]:
+def studied(shell: Shell, name: str) -> list[Row]:
     """The cells of a study, run in the shell's folder."""
-    folder = folder or f"outputs/studies/{name}"
-    told = shell.run(f"python -m sim.study name={name} output_dir={folder} {words}")
-    assert told.status == 0
-    return pl.read_parquet(shell.folder / folder / "cells" / "*.parquet").to_dicts()
+    assert shell.run(f"python -m sim.study name={name}").status == 0
+    folder = shell.folder / "outputs" / "studies" / name
+    return pl.read_parquet(folder / "cells" / "*.parquet").to_dicts()
 
 
 def over(row: Row, other: Row) -> str:
@@ -188,11 +187,11 @@ def test_the_searched_cache_and_prefetcher_close_of_bundled_traces_what_the_page
 ) -> None:
     page = rows(DOCS / "policy_search.md")
     cells = by_cache(studied(shell, "policy_test_bundled"))
-    words = "system=expected_needs bounds=none"
-    ahead = by_cache(studied(shell, "policy_test_bundled", words, "ahead"))
     for (trace, share), of in cells.items():
+        words = [f"trace={trace}", "trace.split=eval", f"budget.resident_share={share}"]
+        words += [f"model={trace}"] * (trace == "tiny_qwen2moe")
         best = min((of[name] for name in NAMED), key=lambda one: float(one["makespan_s"]))
-        frozen, both = of["expected_reuse"], ahead[trace, share]["expected_reuse"]
+        frozen, both = of["expected_reuse"], trial(["system=expected_needs", *words]).summary
         took, bound = best["makespan_s"], frozen["bounds.lower_s"]
         gained, gained_both = (took - one["makespan_s"] for one in (frozen, both))
         cache, to_belady = (gained / (took - to) for to in (bound, of["belady"]["makespan_s"]))
