@@ -2,7 +2,7 @@
 
 Only signs are compared, with the paired 95 % interval; sources are at each test. Sizes and machine
 are those of half of Mixtral's layers on an RTX 4090, gates those of the bundled model
-(TRANSPLANTED), so factors mean nothing.
+(TRANSPLANTED), so factors mean nothing. docs/whatif.md has a table of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.study.trials import Trial, trial
 from sim.traces.trace import Trace
+from sim.values.places import ROOT
 
+PAGE = (ROOT / "docs" / "whatif.md").read_text(encoding="utf-8")
 SHORT = ("trace.max_sequences=4", "hardware.memory_gib=96")
 
 
@@ -59,6 +61,8 @@ def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
     assert with_it.summary["stall_s"]["behind_prefetch"] > 0
     moved = [sum(one.summary["bytes"]["pcie"].values()) for one in (with_it, without)]
     assert moved[0] > moved[1]
+    hits = " to ".join(f"{one.summary['hit_ratio']:.3f}" for one in (without, with_it))
+    assert f"{hits} hits, {against(with_it, without).speedup:.2f} times as fast" in PAGE
 
 
 @pytest.mark.thorough
@@ -68,7 +72,9 @@ def test_prefetching_by_what_often_follows_is_slower_than_on_demand_below_a_budg
     With one LRU for all layers that is where a token's needs evict those of the next token: near
     two slots for each of 16 layers, 1/4.
     """
-    assert eap_on_demand(0.2).verdict == SLOWER
+    below = eap_on_demand(0.2)
+    assert below.verdict == SLOWER
+    assert f"at a fifth resident: {below.speedup:.2f} times" in PAGE
     assert eap_on_demand(0.35).verdict == FASTER
 
 
@@ -98,8 +104,10 @@ def test_experts_on_the_cpu_are_slower_than_loading_them_where_host_memory_is_we
         )
         for rate in (12.0, 117.0)
     )
-    assert against(weak, loaded).verdict == SLOWER
-    assert against(strong, loaded).verdict == FASTER
+    slower, faster = against(weak, loaded), against(strong, loaded)
+    assert (slower.verdict, faster.verdict) == (SLOWER, FASTER)
+    told = f"12 GB/s: {slower.speedup:.2f} times; 117 GB/s: {faster.speedup:.1f} times"
+    assert told in PAGE
     assert weak.summary["hit_ratio"] == strong.summary["hit_ratio"], (
         "what is absent stays absent at any speed"
     )
@@ -139,7 +147,12 @@ def test_lfu_is_faster_on_one_prompt_and_slower_on_a_mix(
     ]
     assert speed[0] > 1.1 * speed[1]
     mix = [trial([*one, "trace.max_sequences=12"]) for one in words]
-    assert against(*mix).verdict == SLOWER
+    of_mix = against(*mix)
+    assert of_mix.verdict == SLOWER
+    assert of_mix.interval is not None
+    low, high = of_mix.interval
+    told = f"{speed[0] / speed[1]:.2f} times on one of twelve prompts alone"
+    assert f"{told}, {of_mix.speedup:.3f} [{low:.3f}, {high:.3f}] on the mix" in PAGE
 
 
 def zipf(trace: Trace, exponent: float) -> Trace:
@@ -167,3 +180,5 @@ def test_synthetic_popularity_flatters_a_cache(configure: Configure, bundled_tra
     assert synthetic["hit_ratio"] > real["hit_ratio"]
     times = [decode_time_and_tokens(result.frames)[0] for result in results]
     assert paired(times[0], times[1]).speedup > 1
+    hits = [summary["hit_ratio"] for summary in (synthetic, real)]
+    assert f"Zipf 1.2: {hits[0]:.3f} hits, the trace's own gates: {hits[1]:.3f}" in PAGE

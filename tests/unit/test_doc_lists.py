@@ -11,6 +11,7 @@ import yaml
 
 from capture.importers.formats import FORMATS
 from helpers.architectures import ARCHITECTURES
+from sim.machine.config_windows import LISTED
 from sim.values.places import ROOT
 from unit.real.store.test_swapping import REFUSED
 from unit.sim.machine.test_made_by_transformers import FAMILIES
@@ -57,6 +58,8 @@ def test_counts_of_architectures_are_those_that_tests_build() -> None:
     built, passed = len(ARCHITECTURES), len(ARCHITECTURES) - len(REFUSED)
     told = f"Of the {built} architectures that the tests build {passed} pass"
     assert told in " ".join(page("real.md").split())
+    told = f"Of all, {len(LISTED)} read `layer_types`"
+    assert told in " ".join(page("contracts/attention.md").split())
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
