@@ -21,7 +21,7 @@ What is not given comes from the kept file. ``MODEL:KEY=VALUE`` is as in ``real.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -96,17 +96,17 @@ def _parsed(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _gathered(given: Mapping[str, str], words: Sequence[str]) -> tuple[list[Pair], list[str]]:
-    """All pairs, and for each kind of runs where its pairs are from."""
-    kept, told, found = read_pairs(), [], list[Pair]()
+    """All pairs, and lines: for each kind of runs where its pairs are from, and what has no pair."""
+    kept, told, found = read_pairs(), list[str](), list[Pair]()
     for word, sources in SOURCES.items():
         of = [pair for pair in kept if pair.source in sources]
         if word in given:
-            again = _again(word, Path(given[word]), words, given.get("output_dir"))
+            again = _again(word, Path(given[word]), words, given.get("output_dir"), told.append)
             of = again + (_elsewhere(of, again) if word == "phone" else [])
         where = (
             f"simulated again from {given[word]}" if word in given else f"as kept in {FILE.name}"
         )
-        told.append(f"{', '.join(sources)}: {len(of)} pairs, {where}")
+        told.append(f"{', '.join(sources)}: {len(of)} pair{'s' * (len(of) != 1)}, {where}")
         found += of
     validations = gather.of_validations() or [one for one in kept if one.source == "validation"]
     return [*found, *validations], told
@@ -118,9 +118,15 @@ def _elsewhere(kept: Sequence[Pair], again: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in kept if pair.basis not in bases]
 
 
-def _again(word: str, place: Path, words: Sequence[str], keep: str | None) -> list[Pair]:
+def _again(
+    word: str,
+    place: Path,
+    words: Sequence[str],
+    keep: str | None,
+    tell: Callable[[str], None],
+) -> list[Pair]:
     if word == "data":
-        return gather.of_machine(place, words, None if keep is None else Path(keep))
+        return gather.of_machine(place, words, tell, None if keep is None else Path(keep))
     return gather.of_phone(place) if word == "phone" else gather.of_field(place)
 
 

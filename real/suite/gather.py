@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,17 +52,22 @@ OF_SAME_PHONE = ("oneplus_15r",)
 """Machines of ``conf/hardware`` whose published runs were made on just that machine."""
 
 
-def of_machine(folder: Path, words: Sequence[str], keep: Path | None = None) -> list[Pair]:
+def of_machine(
+    folder: Path, words: Sequence[str], tell: Callable[[str], None], keep: Path | None = None
+) -> list[Pair]:
     """The replays and recordings of a measured machine, on its own figures and on data sheets.
 
     ``folder`` and ``words`` are those of `predict`. The folder ``keep`` gets the machine that
-    predicted them. Raise ValueError for another folder.
+    predicted them. ``tell`` hears of each run that makes no pair, and why, and of what no
+    calibration could be made of. Raise ValueError for another folder.
     """
     gpu = _gpu_of(folder / "suite" / "facts.json")
     name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
     runs, noise = calibrating_runs(folder), noise_of(folder)
+    facts, params = calibrating_facts(folder, runs)
+    for told in facts.left_out:
+        tell(f"left out of the calibration: {told}")
     if keep is not None:
-        facts, params = calibrating_facts(folder, runs)
         write_machine(keep, folder, facts, params, contention=True, name=measured or "measured")
     rows = _predicted(folder, runs, words)
     wrong = {
@@ -77,6 +82,9 @@ def of_machine(folder: Path, words: Sequence[str], keep: Path | None = None) -> 
             times = {control: wrong[control][number].predicted_s for control in CONTROLS}
             known = {control: time for control, time in times.items() if time is not None}
             found.append(replace(pair, controls=known))
+        else:
+            why = row.left_out or "no time was measured"
+            tell(f"no pair: {row.source} {row.system} at {row.share:g}: {why}")
     if sheets:
         for row in predict_on(folder, (f"hardware={sheets}",)):
             if (pair := _of_row(row, name, sheets, SHEETS, noise)) is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from real.lossy.loops import Shift
 from real.setup.execute import computer_of, ran_on
 from real.setup.prepare import Request, prepare_replay
 from real.validation.cases import (
@@ -43,7 +44,7 @@ class Validated:
     """The outcome of a validation.
 
     - ``text``: the report's.
-    - ``agrees``: whether every call got the right answer, and no lossless system showed a shift.
+    - ``agrees``: what `agree` says of its runs.
     - ``stopped_by``: what ended the runs too early; None if nothing did.
     """
 
@@ -123,8 +124,13 @@ def validate(
         TIMELINE_STEPS,
         {"system": first.system, "resident_share": first.share},
     )
-    agrees = all(one.first_difference is None for one in found)
-    return Validated(text, agrees and all(s.is_zero for s in shifts if s.lossless), stopped_by)
+    return Validated(text, agree(found, shifts), stopped_by)
+
+
+def agree(found: Sequence[Checked], shifts: Sequence[Shift]) -> bool:
+    """Whether every call got the right answer, and no lossless system showed a shift."""
+    answered = all(one.first_difference is None for one in found)
+    return answered and all(one.is_zero for one in shifts if one.lossless)
 
 
 def _words(stop: BaseException) -> str:

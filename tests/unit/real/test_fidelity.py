@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -11,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from real import fidelity
 from real.fidelity import disagreeing, main
 from real.suite.pairs import read_pairs, validated_of
-from real.suite.prediction import REPLAYS, calibrating_facts, calibrating_runs, write_machine
+from real.suite.prediction import REPLAYS, Row, calibrating_facts, calibrating_runs, write_machine
 from sim.machine.hardware import NEVER
 from sim.study.trials import trial
 from sim.values.places import ROOT
@@ -55,6 +56,33 @@ def test_kept_tokens_of_phone_runs_that_are_not_in_the_folder_stay(
     assert found[: len(again)] == again
     assert found[len(again) :] == [pair for pair in tokens if pair.basis != tokens[0].basis]
     assert len({pair.basis for pair in found}) == 3
+
+
+def test_a_run_without_a_pair_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with three replays one did not end, and one cannot be simulated here."""
+    rows = [
+        Row("replay", "lru", 0.4, 2.0, 1.0, False),
+        Row("replay", "fate", 0.4, None, None, False, "failed: out of memory"),
+        Row("recording", "floe (qwen3)", 0.25, 2.0, None, False, "no trace at /nowhere"),
+    ]
+    facts = SimpleNamespace(left_out=["experts on the CPU: not measured"])
+    for name, answer in (
+        ("_gpu_of", lambda path: "some GPU"),
+        ("calibrating_runs", lambda folder: []),
+        ("noise_of", lambda folder: 0.01),
+        ("calibrating_facts", lambda folder, runs: (facts, {})),
+        ("_predicted", lambda folder, runs, words, **of: rows),
+        ("_gates", lambda words: ""),
+    ):
+        monkeypatch.setattr(fidelity.gather, name, answer)
+    pairs, told = fidelity._gathered({"data": "kept"}, [])
+    assert [pair.run for pair in pairs if pair.machine == "some GPU"] == ["lru"]
+    assert told[:4] == [
+        "left out of the calibration: experts on the CPU: not measured",
+        "no pair: replay fate at 0.4: failed: out of memory",
+        "no pair: recording floe (qwen3) at 0.25: no trace at /nowhere",
+        "replay, recording: 1 pair, simulated again from kept",
+    ]
 
 
 def test_every_machine_says_the_error_that_its_pairs_have() -> None:

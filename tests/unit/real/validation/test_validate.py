@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import real.validation.cases as cases
 from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
+from real.validation.validation import agree
 from sim.process.interrupts import Terminated
 
 WORDS = (
@@ -93,6 +95,25 @@ def test_a_prediction_that_is_off_shows_as_its_error(
     )
     found = validate(tmp_path / "v")
     assert all(case["error"] > 0.2 for case in found["cases"])
+
+
+@pytest.mark.parametrize(
+    ("differences", "shifts", "holds"),
+    [
+        ((None, None), (), True),
+        ((None, "call 3"), (), False),
+        ((None,), ((True, True), (False, False)), True),
+        ((None,), ((True, True), (True, False)), False),
+        (("call 3",), ((True, True),), False),
+    ],
+)
+def test_runs_agree_if_no_answer_differs_and_nothing_lossless_shifts(
+    differences: tuple[str | None, ...], shifts: tuple[tuple[bool, bool], ...], holds: bool
+) -> None:
+    """Of a shift: whether its system is lossless, and whether it is zero."""
+    found: Any = [SimpleNamespace(first_difference=one) for one in differences]
+    shown: Any = [SimpleNamespace(lossless=lossless, is_zero=zero) for lossless, zero in shifts]
+    assert agree(found, shown) is holds
 
 
 @pytest.mark.thorough
