@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import real.validation.cases as cases
 from real.validate import main, parse
 from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
 from real.validation.validation import agree
+from real.validation.validation import validate as run_all
 from sim.process.interrupts import Terminated
 
 WORDS = (
@@ -95,6 +97,20 @@ def test_a_prediction_that_is_off_shows_as_its_error(
     )
     found = validate(tmp_path / "v")
     assert all(case["error"] > 0.2 for case in found["cases"])
+
+
+def test_runs_for_which_no_time_is_left_are_told_and_the_report_is_of_the_others(
+    tmp_path: Path,
+) -> None:
+    words = ["systems=lru", "budgets=0.25,0.5,0.75", "repeats=1", f"output_dir={tmp_path}"]
+    left = iter([True, False])
+    found = run_all(parse([*words, *WORDS]), Console(quiet=True), lambda: next(left))
+    told = json.loads((tmp_path / "validation.json").read_text())
+    assert told["facts"]["left out for time"] == "1 of 3 runs"
+    assert [check["share"] for check in told["checks"]] == [0.25, 0.5]
+    assert found.agrees
+    assert found.stopped_by is None
+    assert list(left) == [], "it is asked before each run but the first"
 
 
 @pytest.mark.parametrize(
