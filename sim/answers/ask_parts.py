@@ -60,8 +60,12 @@ class Row:
 
     @property
     def is_all_resident(self) -> bool:
-        """Whether nothing was offloaded, by a system that moves nothing else either."""
-        return self.kind != BOUND and self.share >= 1 and self.waiting == 0
+        """Whether nothing was offloaded, by a system that moves nothing else either, and serves
+        what the router chose.
+        """
+        precision = f"every expert at {self.precision} or below"
+        whole = self.kind == LOSSLESS or (self.kind == LOSSY and self.lost == precision)
+        return whole and self.share >= 1 and self.waiting == 0
 
 
 @dataclass(frozen=True)

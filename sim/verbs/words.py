@@ -219,6 +219,8 @@ def check_value(option: Option, text: str) -> None:
         for name in text.split(",") if kind is Kind.SOME else [text]:
             _check_one(key, text, option.values, name)
     elif kind in (Kind.NAME, Kind.NAMES):
+        if not all(text.split(",")):
+            raise ValueError(f"{key}={text} has a comma without a name beside it")
         check_names(key, text, option.values[0], kind is Kind.NAMES)
     elif kind is Kind.NUMBERS:
         _check_numbers(key, text)
