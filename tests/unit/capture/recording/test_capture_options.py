@@ -224,6 +224,13 @@ def test_other_positions_feed_the_attentions_input(
                 np.testing.assert_allclose(scores[norm], values.detach().numpy(), atol=2e-3)
 
 
+def test_a_norm_with_a_bias_is_not_told_to_be_none() -> None:
+    """Phi-3.5-MoE's router was said not to be fed by a norm."""
+    model = tiny("phimoe")
+    with pytest.raises(CaptureError, match="is fed by no norm that has a scale alone; record"):
+        gate_norms(model, discover(model))
+
+
 def test_attention_and_gate_norms_are_told_apart() -> None:
     model = build("mixtral")
     layers = discover(model)
