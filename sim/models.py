@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.machine.model import Model
-from sim.machine.model_config import config_text, model_from_config, read_config
-from sim.machine.precision import PRECISIONS
+from sim.machine.model_config import config_text, model_from_config, not_read, read_config
+from sim.machine.precision import AS_STORED, PRECISIONS
 from sim.setup.own_gates import has_gates, lacking
 from sim.values.places import words_for
 from sim.values.units import GIB
@@ -62,27 +62,38 @@ def _slug(text: str) -> str:
 
 
 def sizes(model: Model) -> Table:
-    """The table of a model's parameters and bytes."""
+    """The table of a model's parameters and bytes, as it is published where not in 16 bits."""
+    published = (model.stored, model.dense_bits) != (AS_STORED[1], 16)
     table = Table(
         "of the model",
         "parameters",
+        *(["as published"] if published else []),
         *(f"at {name}" for name in ("fp16", "int8", "int4")),
         title=f"{model.name}: {model.sites} sites x {model.experts} experts, top-{model.top_k}",
     )
     bits = [PRECISIONS[name].gate for name in ("fp16", "int8", "int4")]
+    stored = model.sites * model.stored_experts
     rows = {
-        "one expert": model.expert_params,
-        "all experts": model.sites * model.stored_experts * model.expert_params,
-        "everything else": model.dense_params,
-        "in all": model.total_params,
-        "used by a token": model.active_params,
+        "one expert": (1, 0),
+        "all experts": (stored, 0),
+        "everything else": (0, 1),
+        "in all": (stored, 1),
+        "used by a token": (model.sites * model.top_k, 1),
     }
-    for name, params in rows.items():
-        table.add_row(name, f"{params:,}", *(_size(params * b / 8) for b in bits))
+    for name, (experts, rest) in rows.items():
+        params = experts * model.expert_params + rest * model.dense_params
+        own = experts * model.expert_bytes(model.stored) + rest * model.dense_bytes
+        sizes = [own] if published else []
+        table.add_row(name, f"{params:,}", *map(_size, [*sizes, *(params * b / 8 for b in bits)]))
     table.caption = f"keys and values: {model.kv_bytes_per_token} B a token"
     if any(model.windows):
         beyond, longest = model.kv_bytes_by_window().get(0, 0), max(model.windows)
         table.caption += f", {beyond} of them of tokens more than {longest} back"
+    if published:
+        table.caption += (
+            f"; published with experts in {model.stored}, all else in {model.dense_bits:g} bits"
+        )
+    table.caption += "; a token's use has the whole embedding, of which it reads a row"
     return table
 
 
@@ -96,11 +107,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message on stderr, nothing written."""
     try:
         path, name, output = request_of(arguments)
-        model = model_from_config(
-            read_config(path), name, f"its transformers config.json ({path.name})"
-        )
+        config = read_config(path)
+        model = model_from_config(config, name, f"its transformers config.json ({path.name})")
         text = config_text(model, path)
         Console().print(sizes(model))
+        if told := not_read(config):
+            print(told, file=sys.stderr)
         if output is None:
             print(text, end="")
         else:

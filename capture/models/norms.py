@@ -116,7 +116,10 @@ def run_one_token(model: nn.Module) -> None:
 
 def _scale(layer: MoELayer, norm: nn.Module | None) -> torch.Tensor:
     if norm is None:
-        raise CaptureError(f"{layer.name}: the router is not fed by a norm; record with norms=raw")
+        raise CaptureError(
+            f"{layer.name}: the router is fed by no norm that has a scale alone; record with"
+            " norms=raw"
+        )
     weight = next(norm.parameters()).detach()
     with torch.no_grad():
         # An RMS norm turns a vector of ones into its scale, up to eps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def check_model(settings: Settings) -> dict[str, Any]:
 def load_model(settings: Settings) -> Any:
     """The model in evaluation mode, with the experts' implementation that the settings name.
 
-    Raise `CaptureError` if it cannot be loaded, or does not have that implementation.
+    Raise `CaptureError` if it cannot be loaded, lacks weights, or does not have that implementation.
     """
     plain = check_model(settings)
     transformers.utils.logging.disable_progress_bar()
@@ -56,11 +56,13 @@ def load_model(settings: Settings) -> Any:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     try:
-        model = _from_pretrained(settings, plain).to(settings.device)
+        model, loaded = _from_pretrained(settings, plain)
+        model = model.to(settings.device)
     except (*_FAILURES, AssertionError) as error:
         raise CaptureError(
             f"model={settings.model} cannot be loaded on {settings.device}: {_reason(error)}"
         ) from None
+    _check_weights(settings.model, type(model).__name__, loaded["missing_keys"])
     if hasattr(model, "set_experts_implementation"):
         try:
             model.set_experts_implementation(settings.experts_implementation)
@@ -71,20 +73,32 @@ def load_model(settings: Settings) -> Any:
     return model.eval()
 
 
+def _check_weights(model: str, kind: str, missing: Collection[str]) -> None:
+    """Raise `CaptureError` for weights that the checkpoint lacks: transformers makes random ones."""
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CaptureError(
+            f"model={model} lacks weights of {kind}, which would be random:"
+            f" {', '.join(sorted(missing)[:3])}{more}; give a complete checkpoint of this class"
+        )
+
+
 def _reason(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    told = str(error).strip().split("\n")[0]
+    return f"{told} Set trust_remote_code=yes to run it." if "custom code" in told else told
 
 
-def _from_pretrained(settings: Settings, plain: dict[str, Any]) -> Any:
+def _from_pretrained(settings: Settings, plain: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says of its weights."""
     given = {
+        "output_loading_info": True,
         "dtype": getattr(torch, settings.dtype),
         "trust_remote_code": settings.trust_remote_code,
     }
     if is_native(plain, settings):
         config = native_config(plain)
-        return DeepseekMoeForCausalLM.from_pretrained(
-            settings.model, config=config, dtype=given["dtype"]
-        )
+        del given["trust_remote_code"]
+        return DeepseekMoeForCausalLM.from_pretrained(settings.model, config=config, **given)  # type: ignore[no-any-return]
     config = AutoConfig.from_pretrained(
         settings.model, trust_remote_code=settings.trust_remote_code
     )
@@ -92,7 +106,7 @@ def _from_pretrained(settings: Settings, plain: dict[str, Any]) -> Any:
         auto = getattr(transformers, name)
         remote = name in getattr(config, "auto_map", {}) and settings.trust_remote_code
         if remote or type(config) in auto._model_mapping:
-            return auto.from_pretrained(settings.model, config=config, **given)
+            return auto.from_pretrained(settings.model, config=config, **given)  # type: ignore[no-any-return]
     raise ValueError(f"{type(config).__name__} belongs to none of {', '.join(AUTO_CLASSES)}")
 
 

@@ -95,7 +95,10 @@ class Decoder:
             self.prompt[row, place] = torch.tensor(passage.prefill)
             self.mask[row, place] = 1
         self.padded = bool((self.mask == 0).any())
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in taken
+        any_word = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+        self.takes_cache = any_word or "use_cache" in taken
 
     def place(self, longest: int, length: int) -> slice:
         return slice(longest - length, longest)
@@ -122,10 +125,12 @@ class Decoder:
         cache = None if self.output is None else self.output.past_key_values
         if cache is not None:
             given["past_key_values"] = cache
-        self.output = self.model(input_ids=tokens.to(self.device), use_cache=True, **given)
+        if self.takes_cache:
+            self.output = self.model(input_ids=tokens.to(self.device), use_cache=True, **given)
         if getattr(self.output, "past_key_values", None) is None:
             raise CaptureError(
-                f"{type(self.model).__name__} returns no cache, so it cannot decode token by token"
+                f"{type(self.model).__name__} returns no cache, so it cannot decode token by token;"
+                " write its routes as a csv yourself (moelab import format=csv)"
             )
 
     def next_tokens(self, index: int | Sequence[int]) -> torch.Tensor:

@@ -138,9 +138,12 @@ def behind_the_fastest(
         for kind in {row.kind for row in rows}
     }
     return tuple(
-        row
-        if row.words == best[row.kind]
-        else replace(row, behind=paired(times[best[row.kind]], times[row.words]))
+        replace(
+            row,
+            behind=None
+            if row.words == best[row.kind]
+            else paired(times[best[row.kind]], times[row.words]),
+        )
         for row in rows
     )
 
@@ -172,9 +175,13 @@ def answer(
         replace(row_of(words, found), quality=quality_of(shape, found.summary["system"]))
         for words, found in sorted(trials.items())
     )
-    rows = behind_the_fastest(
-        rows, {words: decode_time_and_tokens(found)[0] for words, found in trials.items()}
-    )
+    times = {words: decode_time_and_tokens(found)[0] for words, found in trials.items()}
+    rows = behind_the_fastest(rows, times)
+    asked = [
+        [row for row in rows if row.kind != BOUND and f"precision={name}" in row.words]
+        for name in precisions
+    ]
+    was_asked = run.model.stored in whole or any(map(run.model.keeps, precisions))
     machine = run.hardware
     found = Found(
         run.model.name,
@@ -190,8 +197,12 @@ def answer(
         target,
         machine.preset,
         str(error) if (error := error_of(run)) is not None else "",
+        tuple(row for some in asked for row in behind_the_fastest(some, times)),
+        "" if was_asked else run.model.stored,
     )
-    best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind))]
+    best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.named(kind))]
+    if found.left_out:
+        best = [*(some[0] for some in found.best_at_asked().values()), *best][:2]
     with ThreadPoolExecutor() as threads:
         changed = [threads.submit(_changes, row, run, bench) for row in best]
         needed = (

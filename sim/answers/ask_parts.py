@@ -60,8 +60,12 @@ class Row:
 
     @property
     def is_all_resident(self) -> bool:
-        """Whether nothing was offloaded, by a system that moves nothing else either."""
-        return self.kind != BOUND and self.share >= 1 and self.waiting == 0
+        """Whether nothing was offloaded, by a system that moves nothing else either, and serves
+        what the router chose.
+        """
+        precision = f"every expert at {self.precision} or below"
+        whole = self.kind == LOSSLESS or (self.kind == LOSSY and self.lost == precision)
+        return whole and self.share >= 1 and self.waiting == 0
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,30 @@ class Found:
     target: float | None
     preset: str
     validated: str
+    at_asked: tuple[Row, ...] = ()
+    """Those that change no precision, at each that was asked for; ``behind`` is there among them."""
+    left_out: str = ""
+    """The precision of the published model, where nobody was asked at it."""
 
     def of(self, kind: str) -> list[Row]:
         """The rows of a kind, fastest first."""
         return fastest_first(row for row in self.rows if row.kind == kind)
+
+    def named(self, kind: str) -> list[Row]:
+        """Those of a kind of which the answer names the fastest, fastest first.
+
+        Where nobody was asked for the model as it is published, a system that brings a precision of
+        its own, more than that, is no answer.
+        """
+        return [] if kind == LOSSLESS and self.left_out else self.of(kind)
+
+    def best_at_asked(self) -> Mapping[str, list[Row]]:
+        """By precision, the rows of `at_asked` whose fastest is not the fastest of its kind."""
+        groups: dict[str, list[Row]] = {}
+        for row in fastest_first(self.at_asked):
+            groups.setdefault(row.precision, []).append(row)
+        first = {rows[0].words for kind in KINDS if (rows := self.named(kind))}
+        return {name: rows for name, rows in groups.items() if rows[0].words not in first}
 
     def plain(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""

@@ -120,10 +120,17 @@ def paragraph(found: Found) -> str:
 def _sentences(found: Found) -> Iterator[str]:
     yield _fit(found)
     for kind in (LOSSLESS, LOSSY):
-        if rows := found.of(kind):
+        if rows := found.named(kind):
             yield _fastest(kind, rows)
+        elif kind == LOSSLESS and found.left_out:
+            yield (
+                f"No system was asked for the model as it is published: precisions= leaves"
+                f" {found.left_out} out."
+            )
         else:
             yield f"No {kind} system can run here."
+    for precision, rows in found.best_at_asked().items():
+        yield _fastest(rows[0].kind, rows, f" of those asked at {precision}")
     yield from _resident(found)
     yield from _target(found)
     if found.changes:
@@ -164,8 +171,8 @@ def _fit(found: Found) -> str:
     )
 
 
-def _fastest(kind: str, rows: Sequence[Row]) -> str:
-    """The fastest of a kind, and those that the same sequences do not tell apart from it; too few
+def _fastest(kind: str, rows: Sequence[Row], where: str = "") -> str:
+    """The fastest of a kind, or of a part of it, and those that the same sequences do not tell apart from it; too few
     sequences tell nobody apart.
     """
     best = rows[0]
@@ -173,14 +180,14 @@ def _fastest(kind: str, rows: Sequence[Row]) -> str:
     rest = f" and {len(tied) - SHOWN} more" if len(tied) > SHOWN else ""
     if len(tied) > 1:
         who = (
-            f"{len(tied)} {kind} systems tie as the fastest (95 % over the same sequences):"
+            f"{len(tied)} {kind} systems{where} tie as the fastest (95 % over the same sequences):"
             f" {', '.join(tied[:SHOWN])}{rest}; {best.name}"
         )
     else:
-        who = f"The fastest {kind} system is {best.name}"
+        who = f"The fastest {kind} system{where} is {best.name}"
     if any(row.behind and row.behind.verdict == TOO_FEW for row in rows[1:]):
         why = TOO_FEW.removeprefix("cannot tell: ")
-        who = f"{best.name} has the highest speed of {kind} systems (not sure: {why})"
+        who = f"{best.name} has the highest speed of {kind} systems{where} (not sure: {why})"
     known = best.quality
     quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"
@@ -214,13 +221,15 @@ def _target(found: Found) -> Iterator[str]:
     if found.target is None:
         return
     for kind in (LOSSLESS, LOSSY):
+        if kind == LOSSLESS and found.left_out:
+            continue
         rows = [row for row in found.of(kind) if row.tokens_per_s >= found.target]
         systems = list(dict.fromkeys(row.name for row in rows))
         who = f"{', '.join(systems[:SHOWN])}" if systems else f"no {kind} system"
         more = f" and {len(systems) - SHOWN} more" if len(systems) > SHOWN else ""
         yield f"{found.target:g} tokens/s {kind}: {who}{more} here."
     if found.needs:
-        kind = next(kind for kind in (LOSSLESS, LOSSY) if found.of(kind))
+        kind = next(kind for kind in (LOSSLESS, LOSSY) if found.named(kind))
         needs = "; ".join(need.told for need in found.needs)
         yield f"What {found.target:g} tokens/s {kind} would need, one thing at a time: {needs}."
 

@@ -1,13 +1,20 @@
-"""The bits of a model that a ``config.json`` says is published by compressed-tensors.
+"""The bits of a model by the ``quantization_config`` of its ``config.json``.
 
-Its groups say how they store the layers that they target, and ``ignore`` names those that stay as
-they were: by class (``Linear``), by name, or by a pattern (``re:``) of names.
+- ``fp8`` stores all matrices so, but for those in ``modules_to_not_convert``.
+- ``mxfp4`` stores experts so, and nothing else.
+- ``compressed-tensors`` has groups that say how they store the layers that they target. ``ignore``
+  names those that stay as they were: by class (``Linear``), by name, or by a pattern (``re:``).
+
+Embedding and routers stay as they were. Other ways to quantise are not the publishers' own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import filter as filter_names
+from functools import cache
+from itertools import combinations
 from typing import Any, TypeGuard
 
 from sim.machine.config_values import Config, ConfigError
@@ -15,6 +22,9 @@ from sim.machine.model import Model
 from sim.machine.precision import AS_STORED, PRECISIONS
 
 METHOD, LINEAR, PATTERN = "compressed-tensors", "Linear", "re:"
+EXPERTS, HEAD = "experts", "lm_head"
+KEPT_BY = ("modules_to_not_convert", "ignored_layers")
+"""Where FP8's file may say what it leaves as it was."""
 BEFORE = ("model.", "language_model.model.", "model.language_model.", "")
 """What the names of a text model's layers begin with, alone or as part of a whole."""
 EXPERTS_IN = {"mixtral": "block_sparse_moe", "minimax_m2": "block_sparse_moe"} | {
@@ -47,18 +57,21 @@ SCALES = {"int": ("bfloat16", "float16"), "nvfp4": ("float8_e4m3fn",), "mxfp4": 
 """The types of scales that these precisions count, where a file says one."""
 
 
-def is_compressed(part: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(part, Mapping) and part.get("quant_method") == METHOD
+def is_read(part: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(part, Mapping) and part.get("quant_method") in (METHOD, "fp8", "mxfp4")
 
 
-def compressed(config: Config, part: Mapping[str, Any], model: Model) -> tuple[str, float]:
+def precisions_of(config: Config, part: Mapping[str, Any], model: Model) -> tuple[str, float]:
     """The precision of the experts, and the mean bits of all other parameters.
 
     Raise ConfigError where experts differ among each other, or have bits that no precision has.
     """
+    method = part["quant_method"]
+    if method == "mxfp4":
+        return method, model.dense_bits
     if model.encoder_sites:
-        raise ConfigError(f"{model.name}: quant_method={METHOD} of an encoder-decoder model")
-    groups = _Groups(part, model.name)
+        raise ConfigError(f"{model.name}: quant_method={method} of an encoder-decoder model")
+    groups = _Groups(part, model.name) if method == METHOD else _AllBut(part, model.name)
     kind = str(config.get("model_type"))
     found = {groups.precision_of(name) for name in _experts(model, kind)}
     if len(found) != 1:
@@ -126,6 +139,39 @@ class _Groups:
         return known
 
 
+class _AllBut:
+    """FP8 of all layers but those that a file names, by whole parts of their names."""
+
+    def __init__(self, part: Mapping[str, Any], name: str) -> None:
+        told: object = next((part[key] for key in KEPT_BY if part.get(key)), [])
+        if not isinstance(told, list):
+            raise ConfigError(f"{name}: {KEPT_BY[0]}={str(told)[:60]} must be a list of names")
+        kept = {HEAD} | {_without_beginning(str(one)) for one in told}
+        self._wild = [one for one in kept if "*" in one]
+        self._exact = kept.difference(self._wild)
+
+    def precision_of(self, layer: str) -> str:
+        # All experts of a layer are one module, which is named or not.
+        before, experts, _ = layer.partition(f".{EXPERTS}.")
+        parts = _parts(before + experts.removesuffix("."))
+        kept = not parts.isdisjoint(self._exact) or any(
+            filter_names(parts, one) for one in self._wild
+        )
+        return AS_STORED[1] if kept else "fp8"
+
+
+@cache
+def _parts(name: str) -> frozenset[str]:
+    """The words of a name, and those that follow each other."""
+    words = name.split(".")
+    pairs = combinations(range(len(words) + 1), 2)
+    return frozenset(".".join(words[first:last]) for first, last in pairs)
+
+
+def _without_beginning(name: str) -> str:
+    return next((name.removeprefix(one) for one in BEFORE if name.startswith(one)), name)
+
+
 def _said(kind: str, bits: int, group: int) -> str:
     return f"{kind} of {bits} bits " + (f"in groups of {group}" if group else "by channel")
 
@@ -164,7 +210,7 @@ def _experts(model: Model, kind: str) -> Iterator[str]:
     for layer in _site_layers(model):
         for expert in range(model.experts):
             for part in parts:
-                yield f"layers.{layer}.{place}.experts.{expert}.{part}"
+                yield f"layers.{layer}.{place}.{EXPERTS}.{expert}.{part}"
 
 
 def _others(model: Model, kind: str) -> Iterator[tuple[str, int]]:
@@ -183,7 +229,7 @@ def _others(model: Model, kind: str) -> Iterator[tuple[str, int]]:
         for name in PROJECTIONS:
             yield f"layers.{layer}.{place}.{name}", model.hidden * width
     if not model.tied_embeddings:
-        yield "lm_head", model.head_params
+        yield HEAD, model.head_params
 
 
 def _attention(model: Model) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from sim.machine.config_keys import MORE, MUST_BE, NO_SIZE, READ
 from sim.machine.config_parts import PARTS_OF
@@ -16,10 +17,10 @@ PICKED = "attention that picks its tokens, and the keys by which it does, are no
 HEADS = "heads that are more or wider in some layers than in others are not modelled"
 STREAMS = "hidden states of several streams (hyper-connections) are not modelled"
 REASONS = {
+    "linear_": LINEAR,  # before Mamba: Qwen3.5 has mamba_ssm_dtype, the type of its state
+    "kda_": LINEAR,
     "mamba_": MAMBA,
     "ssm_": MAMBA,
-    "linear_": LINEAR,
-    "kda_": LINEAR,
     "hc_": STREAMS,
     "per_layer_config": HEADS,
     "global_head_dim": HEADS,
@@ -62,6 +63,7 @@ def check_known(config: Config, name: str) -> None:
             f"{name}: {reason}; what comes nearest may be written as conf/model/NAME.yaml by hand"
             " (docs/machines.md, Models)"
         )
+    _check_kind(config, name)
     _check_keys(config, name)
     for key, known in MUST_BE.items():
         value = config.get(key)
@@ -77,13 +79,24 @@ def check_known(config: Config, name: str) -> None:
             f"{name}: layer_types has {', '.join(sorted(types - WINDOW_OF.keys()))}; only layers of"
             " full or sliding attention have the sizes that are computed here"
         )
+
+
+def _check_kind(config: Config, name: str) -> None:
+    """First of all: whoever takes keys out of a copy should not learn of this afterwards."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in PARTS_OF:
+    if isinstance(kind, str) and kind in PARTS_OF:
+        return
+    nested = any(isinstance(value, Mapping) for value in config.values())
+    if not nested and not any("expert" in key for key in config):
         raise ConfigError(
-            f"{name}: model_type={kind!r} is none whose parameters were compared (docs/machines.md,"
-            " Models, has all); where its layers are those of one of these, say its model_type in a"
-            " copy of the file, else write conf/model/NAME.yaml by hand"
+            f"{name}: model_type={kind!r} has no experts (none of {', '.join(READ['experts'])});"
+            " only Mixture-of-Experts models are simulated"
         )
+    raise ConfigError(
+        f"{name}: model_type={kind!r} is none whose parameters were compared (docs/machines.md,"
+        " Models, has all); where its layers are those of one of these, say its model_type in a"
+        " copy of the file, else write conf/model/NAME.yaml by hand"
+    )
 
 
 def _check_keys(config: Config, name: str) -> None:

@@ -126,6 +126,15 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
                 " once (workload.together, workload.prompt_tokens, workload.decode_tokens), with a"
                 " shorter context (workload.context_tokens), or set hardware.memory_gib"
             )
+        needs = (
+            f"the device holds {hardware.memory_gib + swap_gib:g} GiB, but the run needs"
+            f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB)"
+        )
+        if free + gib(swap_gib) < 0:
+            raise ValueError(
+                f"{needs}: no budget of slots makes it fit; set hardware.memory_gib, or fewer bits"
+                " of what is no expert (++model.dense_bits=)"
+            )
         other = (
             ""
             if room
@@ -136,9 +145,8 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
         )
         fit = ", or say budget=fit (with flags= a larger --n-cpu-moe)" if room else ""
         raise ValueError(
-            f"the device holds {hardware.memory_gib + swap_gib:g} GiB, but the run needs"
-            f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); lower budget.resident_share or"
-            f" slots_gib ({room:.2f} GiB of slots fit){fit}{other}, or set hardware.memory_gib"
+            f"{needs}; lower budget.resident_share or slots_gib ({room:.2f} GiB of slots fit)"
+            f"{fit}{other}, or set hardware.memory_gib"
         )
 
 

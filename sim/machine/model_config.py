@@ -23,18 +23,19 @@ from sim.machine.config_keys import (
 )
 from sim.machine.config_layers import layers_of
 from sim.machine.config_parts import Widths, parts, parts_once
-from sim.machine.config_quantised import compressed, is_compressed
+from sim.machine.config_quantised import is_read, precisions_of
 from sim.machine.config_refusals import check_known
 from sim.machine.config_values import Config, ConfigError, agreed, number, optional
 from sim.machine.config_windows import windows_of
 from sim.machine.model import Model
-from sim.machine.precision import AS_STORED, PRECISIONS
 
 QUANTIZED, TIE = "quantization_config", "tie_word_embeddings"
+TEXT = ("text_config", "llm_config", "language_config")
+"""Where a model of more than text has the sizes of its text (InternVL, DeepSeek-VL2)."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration in a ``config.json``; its ``text_config``, where it has one.
+    """The configuration in a ``config.json``; that of its text, where it is of more than text.
 
     Raise ConfigError for a file that cannot be read or is no configuration.
     """
@@ -52,9 +53,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} holds a {type(found).__name__}, not the keys and values of a config.json"
         )
-    text = found.get("text_config")
     config = found
-    if isinstance(text, dict):
+    if text := next((found[key] for key in TEXT if isinstance(found.get(key), dict)), None):
         # What is said of the whole holds for its text, unless that says otherwise.
         config = {key: found[key] for key in (QUANTIZED, TIE) if key in found} | text
     return {str(key): value for key, value in config.items()}
@@ -112,38 +112,29 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             other_params=parts_once(config, hidden, dense, heads, sites * per_site),
             vocab=number(config, "vocab", name),
             tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0 or kind in TIED)),
-            stored=_stored(config),
             windows=windows_of(config, leading + sites * (1 + per_site), name),
             source=source,
         )
-        if is_compressed(part := config.get(QUANTIZED)):
-            stored, bits = compressed(config, part, model)
+        if is_read(part := config.get(QUANTIZED)):
+            stored, bits = precisions_of(config, part, model)
             return replace(model, stored=stored, dense_bits=bits)
-        return replace(model, dense_bits=_dense_bits(model))
+        return model
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def _stored(config: Config) -> str:
-    """The precision of the published experts. Of other ways to quantise only compressed-tensors
-    is read; the rest are not the publishers' own.
-    """
+def not_read(config: Config) -> str | None:
+    """What the file says of how its weights are quantised, where nobody here reads that."""
     part = config.get(QUANTIZED)
-    method = part.get("quant_method") if isinstance(part, Mapping) else None
-    return str(method) if method in ("fp8", "mxfp4") else AS_STORED[1]
-
-
-def _dense_bits(model: Model) -> float:
-    """The mean bits of what is no expert: in FP8 all but embedding, LM head and routers; where only
-    experts have fewer (MXFP4), 16.
-    """
-    if model.stored != "fp8":
-        return model.dense_bits
-    heads = (1 if model.tied_embeddings else 2) * model.head_params
-    share = (heads + model.sites * model.experts * model.hidden) / model.dense_params
-    return round(PRECISIONS["fp8"].gate * (1 - share) + model.dense_bits * share, 2)
+    if not part or is_read(part):
+        return None
+    told = part.get("quant_method") if isinstance(part, Mapping) else part
+    return (
+        f"{QUANTIZED} of quant_method={told} is not read: these are the sizes of the model that was"
+        f" quantised, in 16 bits; of runs with it, say precision= and ++model.dense_bits="
+    )
 
 
 def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:

@@ -57,6 +57,7 @@ class Pooled(CachePolicy):
         if (scope == "precision") != bool(shares):
             raise ValueError(
                 f"cache shares go with scope=precision, got scope={scope} shares={list(shares)}"
+                + (f"; with scope={scope} set cache.shares=[]" if shares else "")
             )
         if not all(isinstance(share, int | float) and 0 < share < math.inf for share in shares):
             raise ValueError(f"cache.shares must be numbers > 0, got {list(shares)}")

@@ -57,13 +57,15 @@ def model_row(name: str, config: Section, about: str) -> Row:
 
     model: Model = with_whole(make_object(dict(config)))
     shape = f"{model.sites} x {model.experts}, top-{model.top_k}"
-    experts = model.sites * model.stored_experts * model.expert_bytes("fp16") / GIB
+    expert_bytes = model.expert_bytes(model.stored)
+    experts = model.sites * model.stored_experts * expert_bytes / GIB
     label = f" ({model.transplant})" if model.transplant else ""
     return (
         name,
         shape,
         f"{model.total_params / 1e9:.4g} B",
-        f"{model.expert_bytes('fp16') / MIB:.4g} MiB",
+        model.stored,
+        f"{expert_bytes / MIB:.4g} MiB",
         f"{experts:.4g} GiB",
         _kv(model),
         model.source + label,
@@ -135,7 +137,15 @@ KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[str, Section, str], Row]]
     ),
     "models": (
         "model",
-        ("sites x experts", "parameters", "expert, fp16", "experts, fp16", "KV a token", "source"),
+        (
+            "sites x experts",
+            "parameters",
+            "experts in",
+            "one expert",
+            "all experts",
+            "KV a token",
+            "source",
+        ),
         model_row,
     ),
     "machines": (

@@ -14,6 +14,7 @@ from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT, is_free, words_for
 from sim.verbs.names import chosen, lost, names, nearest, of_file, run_of, section, sections
 from sim.verbs.synonyms import meanings, spoken
+from sim.verbs.table import by_words
 from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
@@ -179,6 +180,10 @@ def _is_own(verb: Verb, key: str) -> bool:
 def _check_places(verb: Verb, places: Sequence[str]) -> None:
     if len(places) > verb.most_places:
         word = places[verb.most_places]
+        if not verb.most_places and word in by_words():
+            raise ValueError(
+                f"{word!r} is a verb of its own: moelab {word} --help tells its options"
+            )
         known = [one.key for one in verb.options]
         raise ValueError(f"{word!r} is no KEY=VALUE{nearest(word, known)}; {way_to_help(verb)}")
     if len(places) < verb.least_places:
@@ -219,6 +224,8 @@ def check_value(option: Option, text: str) -> None:
         for name in text.split(",") if kind is Kind.SOME else [text]:
             _check_one(key, text, option.values, name)
     elif kind in (Kind.NAME, Kind.NAMES):
+        if not all(text.split(",")):
+            raise ValueError(f"{key}={text} has a comma without a name beside it")
         check_names(key, text, option.values[0], kind is Kind.NAMES)
     elif kind is Kind.NUMBERS:
         _check_numbers(key, text)

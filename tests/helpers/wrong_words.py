@@ -33,6 +33,7 @@ WRONG = {
     "run outputs=sumary": "did you mean summary?",
     "run overwrite=maybe": "maybe is none of yes, no",
     "run lru": "'lru' is no KEY=VALUE",
+    "run models from=config.json": "'models' is a verb of its own: moelab models --help",
     "run experiment=more_memry": "did you mean more_memory?",
     "run engine.links=free": "engine is no option",
     "run ram_cache=lfuu": "did you mean lfu?",

@@ -244,7 +244,10 @@ def of_models(place: Path, patch: pytest.MonkeyPatch) -> Told:
     rest = model.total_params - 12 * expert
     table = models.sizes(model)
     assert table.title == "big: 3 sites x 4 experts, top-2"
-    assert table.caption == f"keys and values: {3 * 2 * 8 * 128 * 2} B a token"
+    assert table.caption == (
+        f"keys and values: {3 * 2 * 8 * 128 * 2} B a token; a token's use has the whole embedding,"
+        " of which it reads a row"
+    )
 
     def at(bits: float) -> Column:
         def column(row: Mapping[str, Any]) -> str:

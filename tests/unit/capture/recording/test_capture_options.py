@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import safetensors.numpy
 import torch
 
 from capture.__main__ import main
-from capture.models.discover import discover
+from capture.models.discover import CaptureError, discover
 from capture.models.norms import attention_norms, gate_norms
 from capture.recording.prompts import Passage, Prompt, prompts_file
 from capture.recording.run import end_tokens, run_batch
@@ -223,6 +224,13 @@ def test_other_positions_feed_the_attentions_input(
                 np.testing.assert_allclose(scores[norm], values.detach().numpy(), atol=2e-3)
 
 
+def test_a_norm_with_a_bias_is_not_told_to_be_none() -> None:
+    """Phi-3.5-MoE's router was said not to be fed by a norm."""
+    model = tiny("phimoe")
+    with pytest.raises(CaptureError, match="is fed by no norm that has a scale alone; record"):
+        gate_norms(model, discover(model))
+
+
 def test_attention_and_gate_norms_are_told_apart() -> None:
     model = build("mixtral")
     layers = discover(model)
@@ -424,7 +432,43 @@ def test_remote_code_does_not_run_unless_it_is_asked_for(
     write_prompts(directory / "prompts.jsonl")
     message = refused(directory, tmp_path / "out", capsys)
     assert "cannot be loaded" in message
+    assert message.endswith("Set trust_remote_code=yes to run it.\n")
     assert not mark.exists()
+
+
+def test_a_checkpoint_without_its_routers_is_refused(
+    mixtral: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers made random ones, and a trace of those was written without a word in it."""
+    directory = shutil.copytree(mixtral, tmp_path / "part")
+    weights = safetensors.numpy.load_file(directory / "model.safetensors")
+    kept = {name: one for name, one in weights.items() if "moe.gate" not in name}
+    assert len(kept) < len(weights)
+    safetensors.numpy.save_file(kept, directory / "model.safetensors", {"format": "pt"})
+    message = refused(directory, tmp_path / "out", capsys, *ROUTING)
+    assert "lacks weights of MixtralForCausalLM, which would be random: model.layers.0." in message
+    assert "gate.weight" in message
+
+
+@pytest.mark.parametrize("takes_the_word", [True, False])
+def test_a_model_that_keeps_no_cache_is_refused_with_a_way_out(
+    takes_the_word: bool, mixtral: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not know of caches at all ended in a traceback."""
+    model = build("mixtral")
+    whole = model.forward
+
+    def without(input_ids: torch.Tensor, use_cache: bool = True) -> Any:
+        return whole(input_ids=input_ids, use_cache=False)
+
+    def unaware(input_ids: torch.Tensor) -> Any:
+        return whole(input_ids=input_ids, use_cache=False)
+
+    monkeypatch.setattr(model, "forward", without if takes_the_word else unaware)
+    passage = Passage(Prompt("p", "text", "fit", "a", "b"), (5, 6, 7), (8, 9))
+    told = "MixtralForCausalLM returns no cache, .* as a csv yourself"
+    with pytest.raises(CaptureError, match=told):
+        run_batch(model, discover(model), [passage], 2)
 
 
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])

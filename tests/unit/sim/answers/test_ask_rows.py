@@ -104,11 +104,17 @@ def test_a_row_ties_where_the_fastest_may_be_as_slow(behind: Paired | None, ties
     assert row("a", behind=behind).ties is ties
 
 
+LESS = "every expert at fp16 or below"
+
+
 @pytest.mark.parametrize(
     ("of", "is_it"),
     [
         ({"share": 1.0, "waiting": 0.0}, True),
-        ({"share": 1.5, "waiting": 0.0, "kind": "lossy"}, True),
+        ({"share": 1.5, "waiting": 0.0, "kind": "lossy", "lost": LESS}, True),
+        # Faster than what holds all and computes all: 30.9 tokens/s for 28.7.
+        ({"share": 1.0, "waiting": 0.0, "kind": "lossy", "lost": "12.5% skipped"}, False),
+        ({"share": 1.0, "waiting": 0.0, "kind": "bound", "lost": LESS}, False),
         ({"share": 0.99, "waiting": 0.0}, False),
         ({"share": 1.0, "waiting": 0.01}, False),
         ({"share": 1.0, "waiting": 0.0, "kind": "bound"}, False),
@@ -232,13 +238,14 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
     run: Any = SimpleNamespace(
         trace=SimpleNamespace(header=SimpleNamespace(model=SimpleNamespace(name="shape"))),
         hardware=hardware,
-        model=SimpleNamespace(name="m"),
+        model=SimpleNamespace(name="m", stored="fp16", keeps="fp16".__eq__),
         error=None,
     )
     speeds = {words[1]: one.tokens_per_s for words, one in rows.items()}
     bench: Any = Asked(speeds)
     found = answer(run, "gates", ["fp16", "int2"], 6.0, bench, 12.5)
     behind = Paired(pytest.approx(5 / 3), None, None, 1)
+    at_asked = tuple(replace(row, behind=None) for row in found.rows[:2])
     assert found == Found(
         "m",
         "h",
@@ -260,8 +267,65 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
         6.0,
         "p",
         "",
+        at_asked,
     )
     assert not answer(run, "gates", ["fp16", "int2"], 5.0, bench, 12.5).needs, "it is met"
     hardware.devices, run.error = "some", 7.5
     again = answer(run, "gates", ["fp16", "int2"], None, bench, 12.5)
     assert (again.memory_gib, again.validated, again.needs) == (96.0, "7.5", ())
+
+
+@pytest.mark.parametrize(
+    ("stored", "precisions", "left_out", "asked"),
+    [
+        ("fp16", ["q4_k_m"], "fp16", ["slow at q4_k_m", "all at int2"]),
+        ("fp16", ["fp16", "q4_k_m"], "", ["own at fp32", "all at int2"]),
+        ("fp16", ["bf16"], "", ["own at fp32", "all at int2"]),
+        ("q4_k_m", ["q4_k_m"], "", ["own at fp32", "all at int2"]),
+        ("int2", ["q4_k_m"], "", ["own at fp32", "all at int2"]),  # it fits: lru is asked at it
+    ],
+)
+def test_a_precision_above_the_models_own_is_no_answer_where_nobody_asked_for_that(
+    stored: str,
+    precisions: list[str],
+    left_out: str,
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``precisions=q4_k_m`` was answered with EdgeMoE's IO-EXP in FP32, and what would change that."""
+    rows = {
+        one.words: one
+        for one in (
+            row("own", 0.5, "lossless", precision="fp32", words=("system=own",)),
+            row("slow", 3, "lossy", precision="q4_k_m", words=("system=slow", "precision=q4_k_m")),
+            row("slower", 2, "lossy", precision="q4_k_m", words=("system=x", "precision=q4_k_m")),
+            row("all", 9, "lossy", precision="int2", words=("system=all", "precision=int2")),
+        )
+    }
+    speeds = {words: Speed(one.tokens_per_s) for words, one in rows.items()}
+    for words, trial in speeds.items():
+        trial.summary = {"system": words[0]}
+    monkeypatch.setattr(ask, "fits_of", lambda run: (Fit("fp16", 9, False), Fit("int2", 1, True)))
+    monkeypatch.setattr(ask, "row_of", lambda words, found: rows[words])
+    monkeypatch.setattr(ask, "quality_of", lambda shape, system: None)
+    monkeypatch.setattr(ask, "decode_time_and_tokens", lambda found: (np.array([1 / found]), None))
+    monkeypatch.setattr(ask, "error_of", lambda run: None)
+    monkeypatch.setattr(
+        ask, "_changes", lambda one, *_: [Change("x", one.name, 1.0, Paired(1, None, None, 1))]
+    )
+    model: Any = SimpleNamespace(name="m", stored=stored)
+    model.keeps = lambda name: name in ("fp32", "fp16", "bf16", stored)
+    hardware = SimpleNamespace(title="h", memory_gib=24.0, devices=None, preset="p")
+    header = SimpleNamespace(model=SimpleNamespace(name="shape"))
+    run: Any = SimpleNamespace(trace=SimpleNamespace(header=header), hardware=hardware, model=model)
+    bench: Any = SimpleNamespace(all=lambda _: (speeds, []))
+    found = answer(run, "gates", precisions, None, bench, 12.5)
+    assert found.left_out == left_out
+    assert [one.of for one in found.changes] == asked
+    named = [one.name for one in found.named("lossless")]
+    assert named == ([] if left_out else ["own at fp32"])
+    if "q4_k_m" in precisions:
+        (at,) = found.best_at_asked().values()
+        assert [one.name for one in at] == ["slow at q4_k_m", "slower at q4_k_m"]
+        # Behind the fastest at its precision, not behind all of int2.
+        assert [one.behind and one.behind.speedup for one in at] == [None, pytest.approx(1.5)]

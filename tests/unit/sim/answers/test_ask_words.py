@@ -190,6 +190,25 @@ def test_what_is_all_resident_is_told_at_each_precision_at_which_it_fits() -> No
     assert line not in told(found(*resident[2:]))
 
 
+def test_the_fastest_at_an_asked_precision_is_named_where_another_one_is_faster() -> None:
+    """Of q4_k_m, which the question was about, the answer said nothing: it named int2 alone."""
+    low = replace(row("low", 9, LOSSY), precision="int2", words=("system=low",))
+    asked = [
+        replace(row(name, speed, LOSSY), precision="q4_k_m", words=(name,), behind=how)
+        for name, speed, how in (("a", 5, None), ("b", 4, behind(1.2, (1.1, 1.4))))
+    ]
+    one = found(row("own"), low, *asked, at_asked=tuple(asked), left_out="fp16", target=3.0)
+    first, second, third, *targets = told(one)
+    assert first == (
+        "No system was asked for the model as it is published: precisions= leaves fp16 out."
+    )
+    assert second.startswith("The fastest lossy system is low at int2: 9 tokens/s")
+    assert third.startswith("The fastest lossy system of those asked at q4_k_m is a at q4_k_m: 5")
+    assert targets == ["3 tokens/s lossy: low at int2, a at q4_k_m, b at q4_k_m here."]
+    alone = found(*asked, at_asked=tuple(asked))
+    assert [line for line in told(alone) if "asked" in line] == []
+
+
 def test_a_target_names_who_reaches_it_and_what_the_fastest_would_need() -> None:
     rows = [row(name, 5) for name in "abcd"]
     needs = (Need("link", 3, "a link"), Need("memory", 4, "a memory"))

@@ -119,6 +119,35 @@ def test_experts_that_are_ignored_are_as_they_were() -> None:
     assert read(quantised([], (["re:.*self_attn.*"], weights()))).stored == "fp16"
 
 
+@pytest.mark.parametrize(
+    ("kept", "params"),
+    [
+        ({}, 3 * 192 + 2 * 384 + 768),
+        ({"modules_to_not_convert": ["lm_head", "gate"]}, 3 * 192 + 2 * 384 + 768),
+        ({"modules_to_not_convert": ["model.layers.*.self_attn"]}, 2 * 384 + 768),
+        ({"modules_to_not_convert": ["self_attn", "down_proj"]}, (2 * 384 + 768) * 2 // 3),
+        ({"ignored_layers": ["model.layers.1.self_attn.q_proj"]}, 3 * 192 - 64 + 2 * 384 + 768),
+    ],
+)
+def test_fp8_leaves_what_its_list_names(kept: dict[str, list[str]], params: int) -> None:
+    """The list was not read: attention in 16 bits was counted in 8."""
+    model = read({"quantization_config": {"quant_method": "fp8", **kept}})
+    assert model.stored == "fp8"
+    bits = 16 - params * (8 - 32 / 128**2) / model.dense_params
+    assert model.dense_bits == round(bits, 2)
+
+
+def test_experts_that_fp8_leaves_are_as_they_were() -> None:
+    for name in ("experts", "model.layers.*.mlp.experts"):
+        part = {"quant_method": "fp8", "modules_to_not_convert": [name]}
+        assert read({"quantization_config": part}).stored == "fp16"
+    part["modules_to_not_convert"] = ["model.layers.1.mlp.experts"]
+    with pytest.raises(ConfigError, match="stores some experts as fp16 and others as fp8"):
+        read({"quantization_config": part})
+    with pytest.raises(ConfigError, match="modules_to_not_convert=lm_head must be a list"):
+        read({"quantization_config": part | {"modules_to_not_convert": "lm_head"}})
+
+
 def test_names_of_experts_are_those_of_the_architecture() -> None:
     part = quantised(["lm_head", "re:.*block_sparse_moe.experts.*"])
     assert read(part).stored == "int4_g32"

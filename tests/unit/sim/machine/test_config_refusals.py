@@ -23,6 +23,10 @@ from unit.sim.machine.test_config_sizes import SIDES, SMALL
             "layers of linear attention keep a state of a fixed size, which is not modelled"
             " (linear_conv_kernel_dim=4)",
         ),
+        (
+            {"mamba_ssm_dtype": "float32", "linear_conv_kernel_dim": 4},  # Qwen3.5
+            "layers of linear attention keep a state of a fixed size",
+        ),
         ({"linear_attn_config": {"kda_layers": [1]}}, "layers of linear attention keep a state"),
         (
             {"model_type": "minimax", "attn_type_list": [0, 0, 0, 1]},
@@ -95,6 +99,23 @@ def test_an_architecture_that_nobody_compared_is_refused(kind: object) -> None:
     """It was read without its norms, biases and whatever else no key tells of."""
     with pytest.raises(ConfigError, match=f"^small: model_type={re.escape(repr(kind))} is"):
         model_from_config(SMALL | {"model_type": kind}, "small", "a test")
+
+
+def test_an_architecture_is_refused_before_its_keys() -> None:
+    """Whoever took out the keys that were told first learned only then that it was for nothing."""
+    with pytest.raises(ConfigError, match=r"^small: model_type='bailing_moe' is none whose"):
+        model_from_config(SMALL | {"model_type": "bailing_moe", "norm_head": False}, "small", "")
+
+
+def test_a_model_without_experts_is_told_so() -> None:
+    """It was sent to look for an architecture whose layers are alike."""
+    dense = {key: value for key, value in SMALL.items() if "expert" not in key}
+    with pytest.raises(ConfigError, match=r"^small: model_type='llama' has no experts"):
+        model_from_config(dense | {"model_type": "llama"}, "small", "a test")
+    # DBRX says of its experts elsewhere.
+    dbrx = {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}}
+    with pytest.raises(ConfigError, match=r"^small: model_type='dbrx' is none whose"):
+        model_from_config(dense | dbrx, "small", "a test")
 
 
 def test_the_documentation_has_all_architectures_that_are_read() -> None:

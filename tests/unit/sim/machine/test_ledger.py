@@ -117,7 +117,7 @@ def test_a_refusal_for_memory_says_how_much_fits() -> None:
         r" budget=fit \(with flags= a larger --n-cpu-moe\), or set hardware\.memory_gib",
     ):
         check_memory(small(), machine(), Limits(), slot_bytes=3 << 30)
-    with pytest.raises(ValueError, match=r"\(0\.00 GiB of slots fit\) and run fewer"):
+    with pytest.raises(ValueError, match="no budget of slots makes it fit; set hardware"):
         check_memory(small(), machine(reserved_gib=0.9999999), Limits(), slot_bytes=100)
 
 
@@ -185,13 +185,13 @@ KEYS = (
             f" budget.resident_share or slots_gib (0.00 GiB of slots fit){FEWER}, or set"
             " hardware.memory_gib",
         ),
-        # Nothing is left for them.
+        # Nothing is left for them: a lower budget was no way out.
         (
             {"dense": 1.0, "kv": 0.25},
             0,
-            f"{HEAD.format('1', '1.50')} (dense 1.00, kv 0.25, reserved 0.25 GiB); lower"
-            f" budget.resident_share or slots_gib (0.00 GiB of slots fit){FEWER}, or set"
-            " hardware.memory_gib",
+            f"{HEAD.format('1', '1.50')} (dense 1.00, kv 0.25, reserved 0.25 GiB): no budget of"
+            " slots makes it fit; set hardware.memory_gib, or fewer bits of what is no expert"
+            " (++model.dense_bits=)",
         ),
     ],
     ids=str,

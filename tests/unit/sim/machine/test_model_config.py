@@ -12,9 +12,10 @@ from hydra import compose, initialize_config_dir
 from sim.machine.config_values import ConfigError
 from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config, read_config
-from sim.models import main, request_of
+from sim.models import main, request_of, sizes
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
+from sim.values.units import GIB
 
 SMALL = {
     "model_type": "mixtral",
@@ -68,15 +69,16 @@ def test_the_bundled_models_files_say_what_their_configurations_say(name: str) -
 
 @pytest.mark.parametrize(
     ("method", "stored", "bits"),
-    [("fp8", "fp8", 10.31), ("mxfp4", "mxfp4", 16), ("gptq", "fp16", 16)],
+    [("fp8", "fp8", 10.81), ("mxfp4", "mxfp4", 16), ("gptq", "fp16", 16)],
 )
 def test_the_precision_of_publication_is_read(
     method: str, stored: str, bits: float, tmp_path: Path
 ) -> None:
     """A model published in FP8 was lossy at precision=fp8, and its dense weights had 16 bits.
 
-    Of 888 dense parameters 160 are embedding and head, and 96 routers: in all 256 in 16 bits make
-    2.306 more than 8.002. Of a model with sight the key stands beside that of its text.
+    Of 888 dense parameters 576 are projections of attention. The others are embedding and head, 96
+    of routers, 56 of norms: 312 in 16 bits make 2.810 more than 8.002. Of a
+    model with sight the key stands beside that of its text.
     """
     quantized = {"quantization_config": {"quant_method": method}}
     whole = config_file(tmp_path, SMALL | quantized)
@@ -151,10 +153,10 @@ def test_an_encoder_and_a_decoder_have_experts_in_the_last_layer_of_every_group(
     assert small(**(TWO_SIDES | steps | counts)) == model
 
 
-def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> None:
-    path = config_file(
-        tmp_path, {"model_type": "both", "vision_config": {"x": 1}, "text_config": SMALL}
-    )
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])
+def test_the_text_part_of_a_configuration_of_several_is_read(key: str, tmp_path: Path) -> None:
+    """InternVL's and DeepSeek-VL2's was refused: "take it out, if it changes no size"."""
+    path = config_file(tmp_path, {"model_type": "both", "vision_config": {"x": 1}, key: SMALL})
     assert model_from_config(read_config(path), "small", "a test") == small()
 
 
@@ -326,6 +328,41 @@ def test_a_wrong_word_is_refused_with_one_message(
     path = config_file(tmp_path, SMALL)
     assert main([word.replace("FILE", str(path)) for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_table_has_the_bytes_of_a_model_as_it_is_published() -> None:
+    """Of gpt-oss-120b it had 217.6 GiB in 16 bits and nothing of the 60.8 GiB that it is said to take."""
+    model = conf("gpt_oss_120b")
+    table = sizes(model)
+    (published,) = [column for column in table.columns if column.header == "as published"]
+    experts = 36 * 128 * (3 * 2880 * 2880 * 4.25 + 8640 * 16) / 8
+    assert [*published.cells] == [
+        *(f"{experts / 36 / 128 / 2**20:.4g} MiB", f"{experts / GIB:.4g} GiB"),
+        *(f"{2 * model.dense_params / GIB:.4g} GiB", "60.77 GiB"),
+        f"{(experts / 32 + 2 * model.dense_params) / GIB:.4g} GiB",
+    ]
+    assert "published with experts in mxfp4, all else in 16 bits" in str(table.caption)
+    plain = sizes(small())
+    assert [column.header for column in plain.columns][2] == "at fp16"
+    assert "published" not in str(plain.caption)
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quant_method=gptq is not read: these are"),
+        ({"quant_method": "modelopt"}, "quant_method=modelopt is not read: these are"),
+        ({"quant_method": "fp8"}, ""),
+        (None, ""),
+    ],
+)
+def test_the_command_says_where_it_does_not_read_how_weights_are_quantised(
+    part: dict[str, Any] | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes of 16 bits were given for a file of 4, without a word."""
+    assert main([f"from={config_file(tmp_path, SMALL | {'quantization_config': part})}"]) == 0
+    err = capsys.readouterr().err
+    assert told in err if told else not err
 
 
 def test_the_command_says_where_no_command_has_gates_of_a_models_shape(

@@ -169,7 +169,8 @@ def test_an_empty_start_holds_nothing() -> None:
         ({"initial": "warm"}, "unknown initial cache 'warm'; known: ascending, popular, empty"),
         (
             {"shares": (0.5, 0.5)},
-            r"shares go with scope=precision, got scope=global shares=\[0.5, 0.5\]",
+            r"shares go with scope=precision, got scope=global shares=\[0.5, 0.5\];"
+            r" with scope=global set cache.shares=\[\]$",
         ),
         (
             {"scope": "precision"},

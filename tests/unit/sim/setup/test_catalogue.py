@@ -69,13 +69,20 @@ def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
         "m",
         "32 x 8, top-2",
         "46.7 B",
+        "fp16",
         "336 MiB",
         "84 GiB",
         "128 KiB",
         model["source"],
     )
     other = {**model, "gates_of": "tiny", "sizes_of": "mixtral_8x7b"}
-    assert model_row("m", other, "")[6].startswith(f"{model['source']} (")
+    assert model_row("m", other, "")[7].startswith(f"{model['source']} (")
+
+
+def test_a_models_experts_are_told_as_they_are_published() -> None:
+    """Those of gpt-oss-120b had 213.6 GiB of FP16, which nobody has."""
+    oss = of_file("model", "gpt_oss_120b")
+    assert model_row("m", oss, "")[3:6] == ("mxfp4", "12.62 MiB", "56.8 GiB")
 
 
 def test_workloads_traces_systems_and_policies_are_told_from_their_files(

@@ -356,6 +356,7 @@ def test_what_a_verb_of_its_own_takes_and_refuses(
     for word, told in (
         ("one=", "one= is empty; give a value, or leave it out"),
         ("one=lfuu", "one=lfuu: there is no cache 'lfuu'; did you mean lfu?"),
+        ("one=lru,", "one=lru, has a comma without a name beside it"),
         ("one=lru,lfu", "one=lru,lfu must be one name; moelab sweep takes several"),
         (
             "weights=a/b/c",
