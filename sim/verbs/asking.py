@@ -46,7 +46,7 @@ VERBS = (
                 "precisions",
                 "of systems that change none, with commas",
                 Kind.NAMES,
-                "stored,q4_k_m",
+                "the model's, q4_k_m",
                 ("precision",),
             ),
             Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
@@ -84,7 +84,13 @@ VERBS = (
             Option(
                 "gpus", "how many of the machine's GPU; -ts splits layers", Kind.WHOLE, "1", least=1
             ),
-            Option("precision", "at which experts are stored", Kind.NAME, "q4_k_m", ("precision",)),
+            Option(
+                "precision",
+                "at which experts are stored",
+                Kind.NAME,
+                "q4_k_m; the model's if smaller",
+                ("precision",),
+            ),
             *GATES,
             *out("outputs/export_MODEL_MACHINE"),
         ),
