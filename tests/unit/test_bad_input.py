@@ -116,11 +116,15 @@ CASES = {
         r"cache\.shares=\[0\.8, 0\.3\] sum to 1\.1; they divide one budget: make it 1",
     ),
     "a budget beyond the memory": (
-        "hardware.memory_gib=0.5 budget.resident_share=1",
+        "hardware.memory_gib=0.5 hardware.reserved_gib=0.497 budget.resident_share=1",
         (
             r"the device holds 0\.5 GiB, but the run needs 0\.50 GiB \(dense .*\); lower"
             r" budget\.resident_share"
         ),
+    ),
+    "a device that is full without slots": (
+        "hardware.memory_gib=0.5",
+        r"the device holds 0\.5 GiB, but the run needs 0\.50 GiB \(dense .*\): no budget of slots",
     ),
     "keys and values that do not fit": (
         "+model.kv_bits=100000000",
