@@ -27,15 +27,18 @@ def trial_within(words: Sequence[str], seconds: float) -> Trial:
     if threading.current_thread() is not threading.main_thread():
         return trial(words)  # where no signal can be heard
     before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
-        return trial(words)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+            return trial(words)
+        finally:
+            # A signal that came while the trial's objects were freed is heard here at the latest.
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     except _Late:
         raise ValueError(
             f"more than {seconds:g} s of computing; patience=N gives it more"
         ) from None
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
 
 

@@ -89,3 +89,26 @@ def test_time_that_is_up_is_no_refusal_of_a_budget(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ask_bench, "trial", trial)
     with pytest.raises(ValueError, match=r"^more than 3 s of computing"):
         trial_within(["long"], 3.0)
+
+
+@pytest.mark.parametrize("refusal", [None, ValueError("nothing fits")])
+def test_time_that_is_up_as_a_trial_ends_is_told_in_the_same_words(
+    refusal: ValueError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while the trial's objects are freed, and is heard when the clock is stopped."""
+    before, set_clock = signal.getsignal(signal.SIGVTALRM), signal.setitimer
+
+    def heard_at_the_end(which: int, seconds: float) -> None:
+        set_clock(which, seconds)
+        if not seconds:
+            signal.raise_signal(signal.SIGVTALRM)
+
+    def trial(words: Sequence[str]) -> Any:
+        if refusal is not None:
+            raise refusal
+
+    monkeypatch.setattr(signal, "setitimer", heard_at_the_end)
+    monkeypatch.setattr(ask_bench, "trial", trial)
+    with pytest.raises(ValueError, match=r"^more than 3 s of computing"):
+        trial_within(["long"], 3.0)
+    assert signal.getsignal(signal.SIGVTALRM) == before
