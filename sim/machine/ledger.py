@@ -132,8 +132,8 @@ def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None
         )
         if free + gib(swap_gib) < 0:
             raise ValueError(
-                f"{needs}: no budget of slots makes it fit; set hardware.memory_gib, or fewer bits"
-                " of what is no expert (++model.dense_bits=)"
+                f"{needs}: no budget of slots makes it fit; set hardware.memory_gib, or make the"
+                " other parts smaller (++model.dense_bits=, loader.staging_slots)"
             )
         other = (
             ""

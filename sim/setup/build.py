@@ -53,7 +53,7 @@ from sim.workload.batching import is_timed
 from sim.workload.kv_room import GROWING, KvRoom
 from sim.workload.steps import Workload
 
-LAST = ("predictor", "placement", "payload", "cache", "ram_cache")
+AFTER_SIZES = ("predictor", "placement", "payload", "cache", "ram_cache")
 """The policies that are prepared when the sizes of experts are known."""
 
 
@@ -81,12 +81,7 @@ def build(
     check_changed(parts.hardware, changed)
     check_ram_cache(system, parts.hardware)
     trace = _trace_of(parts, trace or _shared_trace(parts, shared), shared)
-    tells_bytes = EXPERT_BYTES_FILE in trace.header.files and parts.model.transplant is None
-    check_drafts(parts, tells_bytes=tells_bytes, is_real=bool(stored_bytes))
-    workload = _shared_workload(parts, trace, shared)
-    check_parts(parts, workload)
-    check_recorded(config, parts.precision.constant, workload)
-    check_devices_parts(parts, config, workload)
+    workload = _checked_workload(config, parts, trace, shared, is_real=bool(stored_bytes))
     parts, known = _with_ranking(parts, workload)
     # The selector comes first: it decides which variants there are, and so the geometry.
     known |= prepare_parts(parts, ("precision",), workload)
@@ -96,7 +91,7 @@ def build(
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
     budget = Budget(**config["budget"])
     geometry = sizing.geometry(budget)
-    known |= prepare_parts(parts, LAST, workload, geometry)
+    known |= prepare_parts(parts, AFTER_SIZES, workload, geometry)
     durations = _durations(parts, geometry, sizing.held_bits)
     if parts.loader.prefetch_budget in COUNTED:
         parts = _with_counted_prefetches(config, parts, workload, geometry, durations)
@@ -136,6 +131,19 @@ def build(
         kv_room=kv_room,
         known=max(known.values()),
     )
+
+
+def _checked_workload(
+    config: Mapping[str, Any], parts: Parts, trace: Trace, shared: Shared, *, is_real: bool
+) -> Workload:
+    """The steps of the run, which its parts can take. Raise ValueError for others."""
+    tells_bytes = EXPERT_BYTES_FILE in trace.header.files and parts.model.transplant is None
+    check_drafts(parts, tells_bytes=tells_bytes, is_real=is_real)
+    workload = _shared_workload(parts, trace, shared)
+    check_parts(parts, workload)
+    check_recorded(config, parts.precision.constant, workload)
+    check_devices_parts(parts, config, workload)
+    return workload
 
 
 def _with_ranking(parts: Parts, workload: Workload) -> tuple[Parts, dict[str, int]]:

@@ -58,7 +58,7 @@ def test_counts_of_architectures_are_those_that_tests_build() -> None:
     built, passed = len(ARCHITECTURES), len(ARCHITECTURES) - len(REFUSED)
     told = f"Of the {built} architectures that the tests build {passed} pass"
     assert told in " ".join(page("real.md").split())
-    told = f"Of all, {len(LISTED)} read `layer_types`"
+    told = f"Of its architectures, {len(LISTED)} read `layer_types`"
     assert told in " ".join(page("contracts/attention.md").split())
 
 

@@ -17,12 +17,12 @@ from sim.values.record import Record
 
 
 @pytest.mark.alike
-@pytest.mark.parametrize("system", ["hobbit", "moe_infinity", "fiddler"])
+@pytest.mark.parametrize("system", ["hobbit", "moe_infinity", "fiddler", "lru devices=owners_2"])
 def test_a_packed_run_has_the_rows_of_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     monkeypatch.setattr(engine, "PACKED_STEPS", 7)
-    config, name = configure(f"system={system}", "trace.max_sequences=1")
+    config, name = configure(*f"system={system}".split(), "trace.max_sequences=1")
     runs = []
     for packed in (False, True):
         run = build(config, name)

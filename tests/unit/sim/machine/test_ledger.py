@@ -190,8 +190,8 @@ KEYS = (
             {"dense": 1.0, "kv": 0.25},
             0,
             f"{HEAD.format('1', '1.50')} (dense 1.00, kv 0.25, reserved 0.25 GiB): no budget of"
-            " slots makes it fit; set hardware.memory_gib, or fewer bits of what is no expert"
-            " (++model.dense_bits=)",
+            " slots makes it fit; set hardware.memory_gib, or make the other parts smaller"
+            " (++model.dense_bits=, loader.staging_slots)",
         ),
     ],
     ids=str,
