@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from real.calibration.sizes import OWN_WORDS, SIZES, VARIANTS
@@ -18,9 +20,14 @@ from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, Request, prepare_replay
 from real.suite.context import Cells, Context
 from real.validation.cases import Plan, request_of
+from sim.results.outputs import write_outputs
 from sim.values.record import Record
 
 STORES = Path("outputs/stores/suite")
+RECORDINGS = "recordings"
+"""The folder of the replays' files, which `moelab audit_time` and ``real predict`` read."""
+TIMELINE_STEPS = 8
+"""How many steps of a replay can be looked at on a timeline."""
 FREE = ("engine.links=free", "engine.compute=free")
 MODEL = "tiny_mixtral"
 """The model of live runs: it comes with the project, and its gates decide."""
@@ -156,30 +163,42 @@ def rates(record: Record) -> dict[str, Any]:
 def replay(context: Context) -> None:
     """Run every system at every budget on forced routing, and FloE's loader in its other form.
 
-    Budgets come in order, so that all systems have the first. Result: ``replay.json``.
+    Budgets come in order, so that all systems have the first. Result: ``replay.json``, and a folder
+    of each run's files in ``recordings``.
     """
     size, cells = SIZES[context.size], Cells(context, "replay")
+    variants = [(name, name.split()[0], (word,)) for name, word in VARIANTS.items()]
     for share in size.budgets:
-        for system in size.systems:
-            cells.run(
-                f"{system} {share:g}",
-                partial(_summary, context, system, share),
-                max(LEAST_S, cells.longest_s),
-            )
-            gc.collect()
-        for name, word in VARIANTS.items():
-            work = partial(_summary, context, name.split()[0], share, word)
-            cells.run(f"{name} {share:g}", work, max(LEAST_S, cells.longest_s))
+        for name, system, words in [*((one, one, ()) for one in size.systems), *variants]:
+            cell = f"{name} {share:g}"
+            work = partial(_replayed, context, cell, system, share, *words)
+            cells.run(cell, work, max(LEAST_S, cells.longest_s))
             gc.collect()
     cells.check_whole()
 
 
-def _summary(context: Context, system: str, share: float, *words: str) -> dict[str, Any]:
-    prepared = _prepared(context, system, share, *words)
+def _replayed(
+    context: Context, cell: str, system: str, share: float, *words: str
+) -> dict[str, Any]:
+    folder = context.folder / RECORDINGS / cell.replace(" ", "_")
+    return recorded(_prepared(context, system, share, *words), folder)
+
+
+def recorded(prepared: Prepared, folder: Path) -> dict[str, Any]:
+    """Make a run, write its files into ``folder``, and return what its row keeps of them.
+
+    An earlier try's files are written over.
+    """
     driver = replay_driver(prepared)
     record = driver.drive()
-    summary = measure(prepared, prepared.run, driver, record).summary
-    return {**{name: summary[name] for name in TOLD}, "link": rates(record)}
+    result = measure(prepared, prepared.run, driver, record)
+    request = prepared.request
+    plain: Any = OmegaConf.to_container(request.simulated, resolve=True)
+    config = {**plain, "device": request.device, "input": request.input}
+    config["engine"] = asdict(request.engine)
+    wait = prepared.run.controller.loader.wait
+    write_outputs(folder, result.summary, config, result.frames, wait, TIMELINE_STEPS)
+    return {**{name: result.summary[name] for name in TOLD}, "link": rates(record)}
 
 
 def live(context: Context) -> None:
