@@ -93,6 +93,19 @@ class DeviceBench:
         self.device.compute(key, rows, 0)
         return int(self.device.now_ns() - began_ns)
 
+    @property
+    def gives_together(self) -> bool:
+        """Whether the device computes what it is given at once in one launch."""
+        return bool(getattr(self.device, "is_deferred", False))
+
+    def together_ns(self, count: int) -> int:
+        """The ns of so many resident experts of one row, given at once, until all have ended."""
+        keys = [self.other, *self._written][:count]
+        began_ns = self.device.now_ns()
+        self.device.begin(keys, (1,) * count)
+        self.device.settle()
+        return int(self.device.now_ns() - began_ns)
+
     def on_cpu_ns(self, key: int, rows: int) -> int:
         """The ns of an expert on the CPU, from its hand-over to that of its result."""
         count = len(self._cpu_ns)

@@ -72,7 +72,7 @@ class Asked:
 def plan_of(asked: Asked) -> Plan:
     """The plan of what is measured, for the size that was asked for."""
     deadline = Deadline(asked.seconds)
-    fixed = (*SHORT, f"device={asked.device}")
+    fixed, has_cpu = (*SHORT, f"device={asked.device}"), asked.device != "cpu"
     if asked.size == "tiny":
         words = (*fixed, *TINY, *asked.words)
         return Plan(
@@ -82,6 +82,7 @@ def plan_of(asked: Asked) -> Plan:
             repeats=2,
             blocks=(4096,),
             depths=(1,),
+            has_cpu=has_cpu,
             has_time=deadline.has,
         )
     sizes: tuple[str, ...] = ON_GPU if asked.device == "cuda" else ON_CPU
@@ -90,6 +91,7 @@ def plan_of(asked: Asked) -> Plan:
     plan = Plan(
         (*fixed, *sizes, *asked.words),
         other_words=("engine.stand_in_gib=0.001",),
+        has_cpu=has_cpu,
         has_time=deadline.has,
     )
     return (

@@ -24,9 +24,12 @@ class Facts:
 
     - ``copy``, ``overlapped``: copies by bytes, alone and beside computation.
     - ``experts``: by precision and rows; ``expert_bytes``: how large one is at each precision.
+    - ``together``: so many experts of one row that are given at once; nothing where the engine
+      gives each by itself.
     - ``beside_copy``: an expert of one row while a copy runs.
     - ``on_cpu``: an expert on the host's CPU, alone. ``cpu_beside_copy``: while a copy runs;
-      ``beside_cpu``: copies by bytes while such experts are computed.
+      ``beside_cpu``: copies by bytes while such experts are computed. ``cpu_in_run``: the mean of
+      experts of one row that a run's gates waited for, whose cores had rested before.
     - ``dequantise``: reading an expert's stored weights, by precision.
     - ``dense``, ``tail``: the stand-ins of a layer and of the head. ``operation``: the smallest
       one.
@@ -41,10 +44,12 @@ class Facts:
     overlapped: Points = field(default_factory=list)
     experts: dict[str, Points] = field(default_factory=dict)
     expert_bytes: dict[str, int] = field(default_factory=dict)
+    together: Points = field(default_factory=list)
     beside_copy: float | None = None
     on_cpu: Points = field(default_factory=list)
     cpu_beside_copy: float | None = None
     beside_cpu: Points = field(default_factory=list)
+    cpu_in_run: float | None = None
     dequantise: dict[str, float] = field(default_factory=dict)
     dense: float = 0.0
     tail: float = 0.0
@@ -111,7 +116,13 @@ def _check(found: Facts) -> None:
     """Raise ValueError, or TypeError, for facts that no calibration measures."""
     if not found.copy or not found.experts or not found.expert_bytes:
         raise ValueError("it has no copies or no experts")
-    for points in (found.copy, found.overlapped, found.on_cpu, *found.experts.values()):
+    for points in (
+        found.copy,
+        found.overlapped,
+        found.on_cpu,
+        found.together,
+        *found.experts.values(),
+    ):
         if any(len(point) != 2 or not 0 < float(point[1]) < inf for point in points):
             raise ValueError(f"{points!r} are no points (argument, ns)")
     for name, of in found.experts.items():

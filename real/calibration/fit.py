@@ -118,10 +118,14 @@ def roofline_ns(found: Figures, num_bytes: int, params: float, rows: int) -> flo
 
 
 def _cpu_rate(facts: Facts, plain: str) -> float | None:
-    """Bytes per second of an expert of one row on the CPU, without the round trip."""
+    """Bytes per second of an expert of one row on the CPU, without the round trip.
+
+    As runs have it, where one was made: in a loop the CPU's cores never rest.
+    """
     if not facts.on_cpu:
         return None
     (_, took), *_ = facts.on_cpu
+    took = facts.cpu_in_run or took
     return facts.expert_bytes[plain] / max(LEAST_NS, took - _round_trip_ns(facts)) * 1e9
 
 
@@ -156,7 +160,22 @@ def loops_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Loops:
         sum(facts.host.get(part, 0) for part in ("sync", "issue", "post")),
         facts.host.get("issue", 0),
         facts.copy,
+        joint_ns(facts, plain),
     )
+
+
+def joint_ns(facts: Facts, plain: str) -> float:
+    """How much less an expert takes where it is given together with others.
+
+    0 where the engine gives each by itself. No more than what loops over the shortest operation
+    leave of it.
+    """
+    if len(facts.together) < 2:
+        return 0.0
+    (first, alone), *_, (count, all_of_them) = facts.together
+    each = (all_of_them - alone) / (count - first)
+    shortest = min(ns for ns in (facts.dense, dict(facts.experts[plain])[1]) if ns)
+    return max(0.0, min(alone - each, shortest - LEAST_NS))
 
 
 def surplus_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Surplus | None:
@@ -185,7 +204,8 @@ def experts_of(facts: Facts, plain: str, params: Mapping[str, float], added: Sur
                 f"a run of parts has layers of {run.dense_params} parameters, but"
                 f" {loops.dense_params} were measured: calibrate with a run of this model"
             )
-        left_ns = run.gate_ns - loops.gate_ns(0, run.dense_params, loops.expert_bytes)
+        left_ns = run.gate_ns - (loops.gaps_ns if added.gaps_ns is None else added.gaps_ns)
+        left_ns -= loops.work_ns(0, run.dense_params, loops.expert_bytes)
         each = left_ns / run.needs - added.operation_ns * (run.needs + 1) / run.needs
         found[run.precision] = [(1, max(LEAST_NS, each))]
     return found

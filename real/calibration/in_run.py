@@ -176,7 +176,7 @@ class Loops:
     A layer of ``dense_params`` takes ``dense_ns``, an expert of ``expert_bytes`` and one row
     ``expert_ns``; ``fixed_ns`` of either does not depend on its size. ``gaps_ns`` are the host's
     before a gate, after it and at a site's end; ``issue_ns`` is the one after it. ``copy_ns`` are
-    services by bytes.
+    services by bytes. Where experts are given together, each but the first takes ``joint_ns`` less.
     """
 
     dense_params: int
@@ -187,21 +187,24 @@ class Loops:
     gaps_ns: float
     issue_ns: float
     copy_ns: Sequence[tuple[int, float]]
+    joint_ns: float = 0.0
 
-    def gate_ns(self, needs: int, dense_params: int, expert_bytes: int) -> float:
-        """A gate of so many needs, of such sizes, as loops and the host's gaps have it."""
+    def work_ns(self, needs: int, dense_params: int, expert_bytes: int) -> float:
+        """A gate's dense work and needs, of such sizes, each by itself."""
         dense_ns = _scaled(self.dense_ns, self.fixed_ns, dense_params / self.dense_params)
         expert_ns = _scaled(self.expert_ns, self.fixed_ns, expert_bytes / self.expert_bytes)
-        return self.gaps_ns + dense_ns + needs * expert_ns
+        return dense_ns + needs * expert_ns
 
 
 @dataclass(frozen=True)
 class Surplus:
-    """What runs add to loops, in ns; none of it is below 0.
+    """What runs add to loops, in ns.
 
-    ``operation_ns`` is added to each operation of the compute stream. ``wakes`` are what follows
-    waits, by their length. A service has ``service_ns`` more, ``byte_ns`` for each byte and
-    ``slot_ns`` for each slot of the device.
+    ``operation_ns`` is added to each operation of the compute stream; below 0 where operations are
+    given together, and wait for no launch of their own. ``wakes`` are what follows waits, by their
+    length. A service has ``service_ns`` more, ``byte_ns`` for each byte and ``slot_ns`` for each
+    slot of the device. ``gaps_ns`` are the host's of a gate where operations are given together;
+    None: as loops have them.
     """
 
     operation_ns: float
@@ -209,6 +212,7 @@ class Surplus:
     service_ns: float
     byte_ns: float
     slot_ns: float
+    gaps_ns: float | None = None
 
     def longer_ns(self, moved_bytes: int) -> float:
         """What a service of so many bytes has more, but for the slots."""
@@ -219,21 +223,25 @@ NOTHING = Surplus(0.0, [], 0.0, 0.0, 0.0)
 
 
 def surplus(runs: Sequence[InRun], loops: Loops) -> Surplus:
-    """what these runs add to what loops have: medians over runs, each of which has one vote.
+    """What these runs add to what loops have: medians over runs, each of which has one vote.
 
     A gate of n needs has n + 1 operations, its experts and the next dense work. What it takes
-    beyond their times in loops and the host's gaps is shared equally among them. While the stream
-    waits the host is through with what follows a gate, so a wait hides that.
+    beyond their times in loops and the host's gaps is shared equally among them. Where an engine
+    gives operations together, they take what they do so, and all the rest of a gate is the host's.
+    While the stream waits the host is through with what follows a gate, so a wait hides that.
     """
-    operations = [
-        (one.gate_ns - loops.gate_ns(one.needs, one.dense_params, one.expert_bytes))
-        / (one.needs + 1)
+    beyond = [
+        (one.gate_ns - loops.work_ns(one.needs, one.dense_params, one.expert_bytes), one.needs + 1)
         for one in runs
     ]
-    wakes = [
-        (int(length), max(0.0, ns + loops.issue_ns)) for one in runs for length, ns in one.waits
-    ]
-    return Surplus(max(0.0, median(operations)), _wakes(wakes), *_services(runs, loops))
+    if loops.joint_ns:
+        operation_ns = -loops.joint_ns
+        gaps_ns = issue_ns = max(0.0, median(ns + count * loops.joint_ns for ns, count in beyond))
+    else:
+        gaps_ns, issue_ns = None, loops.issue_ns
+        operation_ns = max(0.0, median((ns - loops.gaps_ns) / count for ns, count in beyond))
+    wakes = [(int(length), max(0.0, ns + issue_ns)) for one in runs for length, ns in one.waits]
+    return Surplus(operation_ns, _wakes(wakes), *_services(runs, loops), gaps_ns)
 
 
 def _wakes(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:

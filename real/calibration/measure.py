@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from real.calibration.bench import DeviceBench, medians
@@ -27,6 +28,8 @@ from sim.answers.time_parts import Tables
 from sim.machine.model import Model
 
 SYSTEM, SHARE = "lru", 0.5
+ON_CPU = "fiddler"
+"""The system whose absent experts the CPU computes."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Plan:
       measured with ``other_words``.
     - ``rows`` of an expert's computations.
     - ``repeats`` of every measurement.
+    - ``has_cpu``: whether a CPU computes beside the device.
     - ``blocks``, ``depths``: bytes of the drive's reads, and how many threads read.
     - ``has_time(seconds)`` is asked before each part that can be done without. What it refuses is
       left out.
@@ -48,6 +52,7 @@ class Plan:
     other_words: tuple[str, ...] = ()
     rows: tuple[int, ...] = (1, 2, 4, 16, 64)
     least_bytes: int = 4096
+    has_cpu: bool = True
     repeats: int = 7
     blocks: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
     depths: tuple[int, ...] = (1, 2, 4)
@@ -61,6 +66,9 @@ def measure(plan: Plan, say: Callable[[str], None]) -> tuple[Facts, Prepared]:
     prepared = prepared_with(plan, plan.precisions[0])
     with DeviceBench(prepared).opened() as bench:
         _one_precision(bench, prepared, plan, facts, plan.precisions[0])
+        if bench.gives_together:
+            counts = range(1, prepared.run.model.top_k + 1)
+            facts.together = medians(counts, bench.together_ns, plan.repeats)
         _links(bench, plan, facts)
         _dense(bench, prepared, plan, facts)
         facts.on_cpu = medians(
@@ -69,6 +77,8 @@ def measure(plan: Plan, say: Callable[[str], None]) -> tuple[Facts, Prepared]:
         facts.operation = _operation_ns(bench, plan)
         facts.gates = _gates(bench, prepared, plan)
     _if_time(plan, facts, "host's gaps", 10, lambda: _host(plan, facts, prepared.run.model))
+    if plan.has_cpu:
+        _if_time(plan, facts, "experts on the CPU in a run", 10, lambda: _cpu_in_run(plan, facts))
     _if_time(plan, facts, "reads of the drive", 8, lambda: _reads(prepared, plan, facts))
     for precision in plan.precisions[1:]:
         say(f"experts in {precision}")
@@ -226,6 +236,21 @@ def _host(plan: Plan, facts: Facts, model: Model) -> None:
         facts.runs.append(in_run(tables, model.block_params(0), slots))
     except ValueError as error:
         facts.left_out.append(f"what a run adds: {error}")
+
+
+def _cpu_in_run(plan: Plan, facts: Facts) -> None:
+    """Measure experts of one row on the CPU in a run: gates' waits for them, shared out evenly."""
+    request = request_of((*plan.words, f"precision={plan.precisions[0]}"), ON_CPU, SHARE)
+    lookups = measure_run(request, SHARE, ON_CPU).frames.lookups
+    gates = (
+        lookups.filter((pl.col("outcome") == "cpu") & (pl.col("phase") == "decode"))
+        .group_by("tick")
+        .agg(pl.len().alias("needs"), (pl.col("ready_ns") - pl.col("gate_ns")).max().alias("ns"))
+    )
+    if gates.is_empty():
+        facts.left_out.append("experts on the CPU in a run: no gate of a decode step had any")
+    else:
+        facts.cpu_in_run = sum(gates["ns"].to_list()) / sum(gates["needs"].to_list())
 
 
 def _reads(prepared: Prepared, plan: Plan, facts: Facts) -> None:

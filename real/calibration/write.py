@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from real.calibration.facts import Facts, Points
-from real.calibration.fit import Figures, choose_ns, experts_of, fixed_ns, surplus_of, tables_us
+from real.calibration.fit import (
+    LEAST_NS,
+    Figures,
+    choose_ns,
+    experts_of,
+    fixed_ns,
+    surplus_of,
+    tables_us,
+)
 from real.calibration.in_run import NOTHING, Surplus
 from sim.machine.link_parts import RATES
 
@@ -167,7 +175,11 @@ def hardware_text(
 
 def _host(facts: Facts, added: Surplus) -> list[str]:
     """Host time: a run's gaps, and what follows a wait, by how long it was."""
-    told = {part: (f"{ns / 1e3:.6g}", "median gap of a run") for part, ns in facts.host.items()}
+    host = dict(facts.host)
+    if added.gaps_ns is not None:
+        # The device computes while the host goes on: gaps between its calls are no time of a gate.
+        host |= {"sync": 0, "issue": round(added.gaps_ns), "post": 0}
+    told = {part: (f"{ns / 1e3:.6g}", "median gap of a run") for part, ns in host.items()}
     if added.wakes:
         points = [[round(at / 1e3, 3), round(ns / 1e3, 3)] for at, ns in added.wakes]
         told["wake"] = (f"{points}", "what a gate takes longer after a wait in a run, by the wait")
@@ -228,7 +240,7 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     plain = next(iter(facts.experts))
     added = NOTHING if more is None else more
     experts = experts_of(facts, plain, machine.params, added)
-    fixed = fixed_ns(facts, plain, machine.params) + added.operation_ns
+    fixed = max(0.0, fixed_ns(facts, plain, machine.params) + added.operation_ns)
     dense = round((facts.dense + added.operation_ns) / 1e3, 3)
     times = added.operation_ns, added.service_ns, added.byte_ns * 1e9
     more_us, service_us, gigabyte_us = (ns / 1e3 for ns in times)
@@ -249,7 +261,7 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
             "expert_us",
             tables_us(
                 {
-                    name: [(rows, ns + added.operation_ns) for rows, ns in of]
+                    name: [(rows, max(LEAST_NS, ns + _given(added, rows))) for rows, ns in of]
                     for name, of in experts.items()
                 }
             ),
@@ -262,6 +274,11 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
             "by bytes",
         ),
     ]
+
+
+def _given(added: Surplus, rows: int) -> float:
+    """What runs add to an expert: only those of one row are given together with others."""
+    return added.operation_ns if rows == 1 else max(0.0, added.operation_ns)
 
 
 def _mapping(name: str, tables: Mapping[str, Any], what: str) -> list[str]:

@@ -21,7 +21,7 @@ from real.cuda.lanes import Lane
 from real.cuda.runtime import Runtime
 from real.cuda.zero_copy import gatherer_bytes, gatherer_of
 from real.driver.machine import processor
-from real.driver.polled import Crew
+from real.driver.polled import BRIEF_S, Crew
 from real.driver.settings import Engine
 from real.driver.timers import sharpen_timers
 from sim.values.units import part_of
@@ -122,6 +122,9 @@ def gathers(
         def gather(gatherer: RowGatherer = gatherer, lane: Lane = lane) -> None:
             feed = gatherer.gather(source, kept, target, lane)
             while feed is not None and not feed.advance():
+                if results.empty():  # noqa: B023
+                    # A thread that only asks would keep Python's lock from those that gather.
+                    time.sleep(BRIEF_S)
                 while not results.empty():  # noqa: B023
                     results.get()()  # noqa: B023
                 lane.ask()

@@ -102,7 +102,13 @@ class Cells:
         return {row["cell"]: row["result"] for row in self.rows if row["status"] == "done"}
 
     def check_whole(self) -> None:
-        """Raise LeftOut if there was no time for some cells."""
+        """Raise RuntimeError if all cells have failed, LeftOut if there was no time for some."""
+        failed = [row for row in self.rows if row["status"] == "failed"]
+        if failed and len(failed) == len(self.rows):
+            raise RuntimeError(
+                f"all {len(failed)} cells have failed, first {failed[0]['cell']}:"
+                f" {failed[0]['reason']}"
+            )
         if self.left_out:
             raise LeftOut(f"no time for {', '.join(self.left_out)}")
 
