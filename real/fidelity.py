@@ -9,7 +9,7 @@ a machine of ``conf/hardware`` says another error than its pairs have.
 
 | word | what is simulated again |
 |---|---|
-| data | the replays and recordings of a measured machine: `python -m real.predict` says what lies there |
+| data | the replays and recordings of a measured machine (`python -m real.predict`); others stay |
 | phone | a phone's recorded runs (``qwen.route.csv``, ``qwen.metrics``; ``gemma.``, ``gptoss.``) |
 | field | what others published, on gates of Qwen3-30B (docs/field.md) |
 
@@ -102,7 +102,7 @@ def _gathered(given: Mapping[str, str], words: Sequence[str]) -> tuple[list[Pair
         of = [pair for pair in kept if pair.source in sources]
         if word in given:
             again = _again(word, Path(given[word]), words, given.get("output_dir"), told.append)
-            of = again + (_elsewhere(of, again) if word == "phone" else [])
+            of = again + (_elsewhere(of, again) if word != "field" else [])
         where = (
             f"simulated again from {given[word]}" if word in given else f"as kept in {FILE.name}"
         )
@@ -113,9 +113,9 @@ def _gathered(given: Mapping[str, str], words: Sequence[str]) -> tuple[list[Pair
 
 
 def _elsewhere(kept: Sequence[Pair], again: Sequence[Pair]) -> list[Pair]:
-    """The kept pairs of runs that are none of those that were simulated again."""
-    bases = {pair.basis for pair in again}
-    return [pair for pair in kept if pair.basis not in bases]
+    """The kept pairs of machines, or of what they are predicted from, that are not simulated again."""
+    known = {(pair.machine, pair.basis) for pair in again}
+    return [pair for pair in kept if (pair.machine, pair.basis) not in known]
 
 
 def _again(

@@ -175,11 +175,11 @@ def hardware_text(
 
 def _host(facts: Facts, added: Surplus) -> list[str]:
     """Host time: a run's gaps, and what follows a wait, by how long it was."""
-    host = dict(facts.host)
+    told = {part: (f"{ns / 1e3:.6g}", "median gap of a run") for part, ns in facts.host.items()}
     if added.gaps_ns is not None:
         # The device computes while the host goes on: gaps between its calls are no time of a gate.
-        host |= {"sync": 0, "issue": round(added.gaps_ns), "post": 0}
-    told = {part: (f"{ns / 1e3:.6g}", "median gap of a run") for part, ns in host.items()}
+        told |= dict.fromkeys(("sync", "post"), ("0", "hidden behind the device's work"))
+        told["issue"] = (f"{added.gaps_ns / 1e3:.6g}", "what a gate of a run takes beside its work")
     if added.wakes:
         points = [[round(at / 1e3, 3), round(ns / 1e3, 3)] for at, ns in added.wakes]
         told["wake"] = (f"{points}", "what a gate takes longer after a wait in a run, by the wait")
@@ -244,14 +244,17 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     dense = round((facts.dense + added.operation_ns) / 1e3, 3)
     times = added.operation_ns, added.service_ns, added.byte_ns * 1e9
     more_us, service_us, gigabyte_us = (ns / 1e3 for ns in times)
+    told = (
+        f"# Runs add {more_us:.4g} us to an operation, {service_us:.4g} us to a service and"
+        f" {gigabyte_us:.4g} us to each of its 10**9 bytes."
+    )
+    if added.gaps_ns is not None:
+        told = (
+            f"# Operations that are given together take {-more_us:.4g} us less each. Runs add"
+            f" {service_us:.4g} us to a service and {gigabyte_us:.4g} us to each of its 10**9 bytes."
+        )
     return [
-        *(
-            [
-                f"# Runs add {more_us:.4g} us to an operation, {service_us:.4g} us to a service"
-                f" and {gigabyte_us:.4g} us to each of its 10**9 bytes."
-            ]
-            * bool(more)
-        ),
+        *([told] * bool(more)),
         "measured:",
         "  _target_: sim.machine.Measured",
         f"  expert_params: {machine.params['expert']:.0f}  # of the experts that were measured",

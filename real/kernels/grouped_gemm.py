@@ -200,14 +200,20 @@ def multiply_rows(
     block = min(UNEVEN_BLOCK if K % BLOCK else BLOCK, form["GROUP"])
     B = blocks(K, block)
     most, capability = max(batch.counts, default=1), capability_of(x_PTK.device)
-    rule = batch_tile(matrices.bits, most, B, parts=not gated, capability=capability)
-    tile = tile or rule
+    two_rows = gated and matrices.bits >= 8
+    rows, out = matrices.held_rows // (2 if two_rows else 1), N // 2 if gated else N
+    tile = tile or batch_tile(
+        matrices.bits,
+        most,
+        B,
+        parts=not gated,
+        capability=capability,
+        byte_rows=rows * len(batch.table),
+    )
     steps = blocks(B, tile.parts)
     half = getattr(layout, "meta_dtype", None) == torch.float16
     pairs = half and form["GROUP"] == block and G % 2 == 0 and steps % 2 == 0 and K % block == 0
     pairs = pairs and pairs_scales(matrices.bits, batch.inputs, capability)
-    two_rows = gated and matrices.bits >= 8
-    rows, out = matrices.held_rows // (2 if two_rows else 1), N // 2 if gated else N
     shape, kind = (planes, T, out), torch.bfloat16
     if not gated:
         shape, kind = (tile.parts, T, out), torch.float32

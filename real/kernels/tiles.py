@@ -20,14 +20,14 @@ choose how many bytes a lane asks for, and how many programs there are.
 | .. more inputs | 16 x 32, 32 x 64, 64 x 64 (not of two bits: it would spill) | bytes are read once for as many |
 | .. scales of two blocks at once | up to ``MOST_PAIRED`` inputs | words can be brought ahead, halves cannot |
 | .. but on sm_80 and sm_90 | half as many inputs in the largest tiles | the larger ones spill there |
-| .. down | 7 parts of K or fewer | as above |
+| .. down | 7 parts of K or fewer | as above; none where 264 programs are there without |
 
 The figures behind them were measured with prototypes on one H100: ``docs/kernels.md``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MULTIPROCESSORS = 132
 """Of the largest GPU aimed at, an H100 or H200."""
@@ -140,22 +140,35 @@ def gate_tile(experts: int, hidden: int) -> GateTile:
 
 
 def batch_tile(
-    bits: int, most_inputs: int, blocks_of: int, *, parts: bool, capability: int = 90
+    bits: int,
+    most_inputs: int,
+    blocks_of: int,
+    *,
+    parts: bool,
+    capability: int = 90,
+    byte_rows: int = 0,
 ) -> BatchTile:
     """For up to ``most_inputs`` rows of an expert; ``blocks_of``: K in blocks of one dot.
 
-    ``parts``: whether K may be shared out, which gated products may not. ``capability`` is the
-    GPU's, times 10.
+    ``parts``: whether K may be shared out, which gated products may not. It is not where
+    ``byte_rows``, the rows of bytes over all tiles of inputs, make enough programs. ``capability``
+    is the GPU's, times 10.
     """
-    shared = max(n for n in range(1, MOST_PARTS + 1) if blocks_of % n == 0) if parts else 1
-    small = capability not in LARGE_TILES
+    tile = _inputs_tile(bits, most_inputs, small=capability not in LARGE_TILES)
+    if not parts or most_inputs > 32 or byte_rows >= LEAST_PROGRAMS * tile.rows:
+        return tile
+    shared = max(n for n in range(1, MOST_PARTS + 1) if blocks_of % n == 0)
+    return replace(tile, parts=shared)
+
+
+def _inputs_tile(bits: int, most_inputs: int, *, small: bool) -> BatchTile:
     if most_inputs <= 8:
-        return BatchTile(8, 16, 1, 3, shared)
+        return BatchTile(8, 16, 1)
     if most_inputs <= 16 or (small and bits == 2):
-        return BatchTile(16, 32, 2, 3, shared if most_inputs <= 32 else 1)
+        return BatchTile(16, 32, 2)
     if most_inputs <= 64 or bits == 2 or small:
-        return BatchTile(32, 64, 4, 3, shared if most_inputs <= 32 else 1)
-    return BatchTile(64, 64, 4, 2, 1)
+        return BatchTile(32, 64, 4)
+    return BatchTile(64, 64, 4, stages=2)
 
 
 def tiled_counts(most: int) -> list[int]:

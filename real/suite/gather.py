@@ -40,8 +40,12 @@ from sim.values.places import ROOT
 
 GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_pcie5")}
 """What a GPU is called here, its measured machine of ``conf/hardware``, and that of data sheets."""
+THREADS = ", an engine of threads"
+"""Added to the machine's name where its runs are of the engine that this project had before."""
+OF_H100 = ROOT / "real/results/nvidia_h100_80gb_hbm3"
 VALIDATIONS = {
-    "H100": ROOT / "real/results/nvidia_h100_80gb_hbm3/2026-11-22/validation/validation.json",
+    "H100": OF_H100 / "2026-11-27/suite/validation/validation.json",
+    f"H100{THREADS}": OF_H100 / "2026-11-22/validation/validation.json",
     "paced CPU": ROOT / "real/results/paced_cpu/2026-11-22/validation.json",
 }
 """Reports of ``python -m real.validate``, by machine."""
@@ -65,6 +69,9 @@ def of_machine(
     name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
     runs, noise = calibrating_runs(folder), noise_of(folder)
     facts, params = calibrating_facts(folder, runs)
+    if name in VALIDATIONS and not facts.together:
+        # What that engine took says nothing of machines that this one runs on.
+        name, measured = f"{name}{THREADS}", ""
     for told in facts.left_out:
         tell(f"left out of the calibration: {told}")
     if keep is not None:
@@ -87,7 +94,8 @@ def of_machine(
             tell(f"no pair: {row.source} {row.system} at {row.share:g}: {why}")
     if sheets:
         for row in predict_on(folder, (f"hardware={sheets}",)):
-            if (pair := _of_row(row, name, sheets, SHEETS, noise)) is not None:
+            pair = _of_row(row, name, sheets if measured else "", SHEETS, noise)
+            if pair is not None:
                 found.append(pair)
     return found
 

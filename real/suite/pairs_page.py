@@ -154,14 +154,14 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
 
 
 def colours_of(machines: Iterable[str]) -> dict[str, str]:
-    """A colour for each machine; one card, and several of it, have the same."""
+    """A colour for each machine; one card has the same, however many, and whatever ran on it."""
     names = list(dict.fromkeys(machines))
     cards = list(dict.fromkeys(_card(name) for name in names))
     return {name: COLOURS[cards.index(_card(name)) % len(COLOURS)] for name in names}
 
 
 def _card(machine: str) -> str:
-    return re.sub(r"^\d+ x ", "", machine)
+    return re.sub(r"^\d+ x |, .*$", "", machine)
 
 
 def _legend(axis: Any, colours: Mapping[str, str], bases: Sequence[str]) -> None:

@@ -377,7 +377,7 @@ def lines(rows: Sequence[Row], noise: float = 0.0) -> list[Line]:
             continue
         middle, worst = median(map(abs, errors)), max(map(abs, errors))
         off = mean(errors)
-        name = f"{len(errors)} {source}s"
+        name = f"{len(errors)} {source}{'s' * (len(errors) != 1)}"
         found += [
             Line(f"{name}: median error", middle, MOST_MEDIAN, middle <= MOST_MEDIAN),
             Line(f"{name}: worst error", worst, MOST_ERROR, worst <= MOST_ERROR),

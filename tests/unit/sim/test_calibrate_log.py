@@ -497,9 +497,9 @@ def test_a_unit_that_makes_a_link_nowhere_near_its_base_is_refused(
 
 
 def test_a_base_whose_link_has_measured_times_is_refused(tmp_path: Path) -> None:
-    """The file said 2 GB/s, and a run of it took the base's 48."""
+    """The file said 2 GB/s, and a run of it took the base's 49."""
     asked = replace(parse(request(made(tmp_path))), base="h100_sxm_pcie5_measured")
-    told = r"takes 1\.024 ms by the log, and would take 0\.2533 on the machine: its link pcie has"
+    told = r"takes 1\.024 ms by the log, and would take 0\.05327 on the machine: its link pcie has"
     with pytest.raises(ValueError, match=told):
         calibrate(asked)
 

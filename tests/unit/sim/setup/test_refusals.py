@@ -233,7 +233,7 @@ def test_a_word_about_a_link_that_was_measured_would_change_nothing() -> None:
         prepared([*measured, faster])
     with pytest.raises(ValueError, match="overhead_us=1 would change nothing"):
         prepared([*measured, "hardware.links.pcie.overhead_us=1"])
-    prepared([*measured, "hardware.links.pcie.slot_us=1", "hardware.memory_gib=60"])
+    prepared([*measured, "+hardware.links.pcie.slot_us=1", "hardware.memory_gib=60"])
     prepared(["system=lru", faster, "trace.max_sequences=1"])
     assert (
         prepared([*measured, faster, "~hardware.measured.copy_us"]).durations.hop_ns(0, 10**9) < 2e7
