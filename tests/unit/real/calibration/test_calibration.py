@@ -147,6 +147,32 @@ def test_its_tables_serve_every_model_by_its_sizes(tmp_path: Path) -> None:
     assert machine.measured.dense_ns(PARAMS, 7) == 80_000
 
 
+def test_experts_given_together_take_less_each_and_the_host_what_is_left_of_a_gate(
+    tmp_path: Path,
+) -> None:
+    """Two experts take 203 us and 193 more: 10 less. A gate of 2 took 440 us: 386 are experts', 30
+    the layer's, and 24 the host's. Another waited 5 us longer, for 1 ms."""
+    run = InRun(2_000_000, 2, 500_000, 440_000.0, [(1_000_000, 5_000.0)], 1_050_000.0, None)
+    of = replace(facts(), together=[(1, 203_000.0), (2, 396_000.0)], runs=[run])
+    machine = written(tmp_path, of=of)
+    assert machine.measured.expert_us["fp16"] == [[1, 193.0], [2, 203.0], [64, 1283.0]]
+    assert machine.measured.expert_us["int4"] == [[1, 50.0], [64, 1283.0]]
+    assert machine.measured.dense_us == [[1, 30.0]]
+    assert machine.host.costs.issue_ns == 24_000
+    assert machine.host.costs.waking_ns(1_000_000) == 29_000
+    assert (machine.host.costs.sync_ns, machine.host.costs.post_ns) == (0, 0)
+    text = (tmp_path / "hardware" / "test_machine.yaml").read_text()
+    assert "# Operations that are given together take 10 us less each." in text
+
+
+def test_an_expert_on_the_cpu_takes_what_runs_say_where_one_was_made() -> None:
+    """Of 700 us in a loop, or 900 in a run, hand-overs take twice the smallest copy's 52 us."""
+    hand_over_ns = 2 * facts().copy[0][1]
+    for of, took_ns in ((facts(), 700_000), (replace(facts(), cpu_in_run=900_000.0), 900_000)):
+        rate = figures(of, PARAMS, ["fp16", "int4"], 3).cpu_bytes_per_s
+        assert rate == pytest.approx(2_000_000 / (took_ns - hand_over_ns) * 1e9)
+
+
 def test_what_runs_add_goes_to_operations_waits_and_services(tmp_path: Path) -> None:
     """A gate of two needs took 54 us beyond its parts: 18 us an operation.
 

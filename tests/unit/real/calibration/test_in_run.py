@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from real.calibration.facts import Facts, as_json, read_facts
-from real.calibration.fit import choose_ns, experts_of
+from real.calibration.fit import choose_ns, experts_of, joint_ns
 from real.calibration.in_run import (
     InParts,
     InRun,
@@ -84,6 +84,32 @@ def test_a_run_that_takes_no_longer_than_loops_adds_nothing() -> None:
     loops = loops_of(run, -50 * US, -70 * US)
     found = surplus([in_run(tables, run.model.block_params(0))], loops)
     assert (found.operation_ns, found.service_ns) == (0.0, 0.0)
+
+
+def test_operations_that_are_given_together_leave_the_rest_of_a_gate_to_the_host() -> None:
+    """A machine whose operations take 40 us more alone: the run has 115 us of gaps, and waits of
+    150 us more, which both are found again."""
+    run, tables = recorded("system=lru")
+    loops = replace(loops_of(run, -40 * US, 0), joint_ns=40.0 * US, gaps_ns=7.0, issue_ns=7.0)
+    found = surplus([in_run(tables, run.model.block_params(0))], loops)
+    assert found.operation_ns == -40 * US
+    assert found.gaps_ns == pytest.approx(115 * US, abs=600)  # contexts grow
+    # A wait hides what comes between a gate and its first operation, which is all of the gaps here.
+    hidden = 115 * US - 80 * US
+    wakes = [ns - hidden for _, ns in found.wakes]
+    assert wakes == pytest.approx([150 * US] * len(wakes), abs=1500)
+
+
+def test_how_much_less_an_expert_takes_beside_others_is_the_line_through_their_counts() -> None:
+    """One takes 100, three take 280: each more 90, so 10 less than by itself."""
+    known = replace(facts(), dense=50.0, experts={"fp16": [(1, 100.0)]})
+    known = replace(known, together=[(1, 100.0), (2, 185.0), (3, 280.0)])
+    assert joint_ns(known, "fp16") == pytest.approx(10.0)
+    assert joint_ns(replace(known, together=[]), "fp16") == 0.0
+    # What takes longer together is no launch that is saved.
+    assert joint_ns(replace(known, together=[(1, 100.0), (2, 250.0)]), "fp16") == 0.0
+    # And no operation takes less than nothing.
+    assert 0 < joint_ns(replace(known, together=[(1, 9e9), (2, 9e9)]), "fp16") < known.dense
 
 
 def test_each_run_has_one_vote_and_other_sizes_their_share_of_what_grows() -> None:

@@ -79,6 +79,17 @@ def test_parts_divide_the_blocks_of_a_row() -> None:
     assert [pairs_scales(4, 32, capability) for capability in (90, 120)] == [True, False]
 
 
+def test_rows_that_fill_the_gpu_by_themselves_are_not_shared_out() -> None:
+    """8 experts of Mixtral's have 8 x 7168 rows of bytes: 1,792 programs of 32."""
+    assert batch_tile(4, 16, 64, parts=True, byte_rows=8 * 7168).parts == 1
+    assert batch_tile(4, 16, 224, parts=True, byte_rows=2048).parts == 7
+    least = LEAST_PROGRAMS * 32
+    assert [batch_tile(4, 16, 64, parts=True, byte_rows=n).parts for n in (least - 1, least)] == [
+        4,
+        1,
+    ]
+
+
 @pytest.mark.parametrize("most", [1, 2, 7, 16, 40, 500])
 @pytest.mark.parametrize(("bits", "capability"), [(8, 90), (4, 89), (2, 90)])
 def test_a_few_counts_of_rows_get_every_tile(most: int, bits: int, capability: int) -> None:
