@@ -204,7 +204,8 @@ class Surplus:
     given together, and wait for no launch of their own. ``wakes`` are what follows waits, by their
     length. A service has ``service_ns`` more, ``byte_ns`` for each byte and ``slot_ns`` for each
     slot of the device. ``gaps_ns`` are the host's of a gate where operations are given together;
-    None: as loops have them.
+    None: as loops have them. ``read_ns`` is what each byte of weights adds to an operation there:
+    a loop finds part of them in caches.
     """
 
     operation_ns: float
@@ -213,6 +214,7 @@ class Surplus:
     byte_ns: float
     slot_ns: float
     gaps_ns: float | None = None
+    read_ns: float = 0.0
 
     def longer_ns(self, moved_bytes: int) -> float:
         """What a service of so many bytes has more, but for the slots."""
@@ -236,12 +238,16 @@ def surplus(runs: Sequence[InRun], loops: Loops) -> Surplus:
     ]
     if loops.joint_ns:
         operation_ns = -loops.joint_ns
-        gaps_ns = issue_ns = max(0.0, median(ns + count * loops.joint_ns for ns, count in beyond))
+        left_ns = [ns + count * loops.joint_ns for ns, count in beyond]
+        read = [one.needs * one.expert_bytes + 2 * one.dense_params for one in runs]
+        # One run cannot tell the host from the bytes, and the host hides behind the device's work.
+        read_ns, gaps_ns = _least([(size, 1) for size in read], left_ns)
+        issue_ns = gaps_ns
     else:
-        gaps_ns, issue_ns = None, loops.issue_ns
+        gaps_ns, issue_ns, read_ns = None, loops.issue_ns, 0.0
         operation_ns = max(0.0, median((ns - loops.gaps_ns) / count for ns, count in beyond))
     wakes = [(int(length), max(0.0, ns + issue_ns)) for one in runs for length, ns in one.waits]
-    return Surplus(operation_ns, _wakes(wakes), *_services(runs, loops), gaps_ns)
+    return Surplus(operation_ns, _wakes(wakes), *_services(runs, loops), gaps_ns, read_ns)
 
 
 def _wakes(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
@@ -261,24 +267,40 @@ def _services(runs: Sequence[InRun], loops: Loops) -> tuple[float, float, float]
     every service has before what bytes or slots add: one run cannot tell them apart.
     """
     sizes, times = zip(*loops.copy_ns, strict=True)
-    beyond = np.array(
-        [
-            mean(took for took in (one.first_ns, one.behind_ns) if took is not None)
-            - float(np.interp(one.expert_bytes, sizes, times))
-            for one in runs
-        ]
-    )
-    table = np.array([(1, one.expert_bytes, one.slots) for one in runs], float)
-    best, told = float(np.linalg.norm(beyond)), (0.0, 0.0, 0.0)
-    for used in (subset for count in (1, 2, 3) for subset in combinations(range(3), count)):
-        columns = table[:, used]
-        if np.linalg.matrix_rank(columns) < len(used):
+    beyond = [
+        mean(took for took in (one.first_ns, one.behind_ns) if took is not None)
+        - float(np.interp(one.expert_bytes, sizes, times))
+        for one in runs
+    ]
+    if loops.joint_ns:
+        # A copy of many bytes takes its time by them: nothing is handed over between threads.
+        byte_ns, service_ns, slot_ns = _least(
+            [(one.expert_bytes, 1, one.slots) for one in runs], beyond
+        )
+    else:
+        service_ns, byte_ns, slot_ns = _least(
+            [(1, one.expert_bytes, one.slots) for one in runs], beyond
+        )
+    return service_ns, byte_ns, slot_ns
+
+
+def _least(rows: Sequence[tuple[float, ...]], times_ns: Sequence[float]) -> list[float]:
+    """By column of ``rows`` what one of it takes, by least squares without anything below 0.
+
+    Of what fits equally well the fewest columns are told, and the first ones of these.
+    """
+    table, beyond = np.array(rows, float), np.array(times_ns)
+    columns = range(table.shape[1])
+    best, told = float(np.linalg.norm(beyond)), [0.0] * len(columns)
+    for used in (of for count in columns for of in combinations(columns, count + 1)):
+        some = table[:, used]
+        if np.linalg.matrix_rank(some) < len(used):
             continue
-        found = np.linalg.lstsq(columns, beyond, rcond=None)[0]
-        off = float(np.linalg.norm(columns @ found - beyond))
+        found = np.linalg.lstsq(some, beyond, rcond=None)[0]
+        off = float(np.linalg.norm(some @ found - beyond))
         if (found >= 0).all() and off < best - LEAST_GAIN_NS:
             each = dict(zip(used, found.tolist(), strict=True))
-            best, told = off, (each.get(0, 0.0), each.get(1, 0.0), each.get(2, 0.0))
+            best, told = off, [each.get(column, 0.0) for column in columns]
     return told
 
 

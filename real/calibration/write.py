@@ -241,7 +241,8 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     added = NOTHING if more is None else more
     experts = experts_of(facts, plain, machine.params, added)
     fixed = max(0.0, fixed_ns(facts, plain, machine.params) + added.operation_ns)
-    dense = round((facts.dense + added.operation_ns) / 1e3, 3)
+    dense_ns = facts.dense + added.operation_ns + added.read_ns * 2 * machine.params["dense"]
+    dense = round(dense_ns / 1e3, 3)
     times = added.operation_ns, added.service_ns, added.byte_ns * 1e9
     more_us, service_us, gigabyte_us = (ns / 1e3 for ns in times)
     told = (
@@ -250,7 +251,8 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     )
     if added.gaps_ns is not None:
         told = (
-            f"# Operations that are given together take {-more_us:.4g} us less each. Runs add"
+            f"# Operations that are given together take {-more_us:.4g} us less each, and"
+            f" {added.read_ns * 1e6:.4g} us more for each 10**9 bytes of weights. Runs add"
             f" {service_us:.4g} us to a service and {gigabyte_us:.4g} us to each of its 10**9 bytes."
         )
     return [
@@ -264,7 +266,15 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
             "expert_us",
             tables_us(
                 {
-                    name: [(rows, max(LEAST_NS, ns + _given(added, rows))) for rows, ns in of]
+                    name: [
+                        (
+                            rows,
+                            max(
+                                LEAST_NS, ns + _given(added, rows, facts.expert_bytes.get(name, 0))
+                            ),
+                        )
+                        for rows, ns in of
+                    ]
                     for name, of in experts.items()
                 }
             ),
@@ -279,9 +289,11 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     ]
 
 
-def _given(added: Surplus, rows: int) -> float:
+def _given(added: Surplus, rows: int, num_bytes: int) -> float:
     """What runs add to an expert: only those of one row are given together with others."""
-    return added.operation_ns if rows == 1 else max(0.0, added.operation_ns)
+    if rows > 1:
+        return max(0.0, added.operation_ns)
+    return added.operation_ns + added.read_ns * num_bytes
 
 
 def _mapping(name: str, tables: Mapping[str, Any], what: str) -> list[str]:

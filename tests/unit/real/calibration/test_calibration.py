@@ -150,19 +150,25 @@ def test_its_tables_serve_every_model_by_its_sizes(tmp_path: Path) -> None:
 def test_experts_given_together_take_less_each_and_the_host_what_is_left_of_a_gate(
     tmp_path: Path,
 ) -> None:
-    """Two experts take 203 us and 193 more: 10 less. A gate of 2 took 440 us: 386 are experts', 30
-    the layer's, and 24 the host's. Another waited 5 us longer, for 1 ms."""
-    run = InRun(2_000_000, 2, 500_000, 440_000.0, [(1_000_000, 5_000.0)], 1_050_000.0, None)
-    of = replace(facts(), together=[(1, 203_000.0), (2, 396_000.0)], runs=[run])
+    """Two experts take 203 us and 193 more: 10 less. A gate of two took 440 us: 386 are experts', 30
+    the layer's, 9 the host's, and 15 of its 5 MB. One of half the experts took 231: 183, 30, 9 and
+    9 of 3 MB. Another waited 5 us longer, for 1 ms."""
+    waits = [(1_000_000, 5_000.0)]
+    runs = [
+        InRun(2_000_000, 2, 500_000, 440_000.0, waits, 1_050_000.0, None),
+        InRun(1_000_000, 2, 500_000, 231_000.0, waits, 550_000.0, None),
+    ]
+    of = replace(facts(), together=[(1, 203_000.0), (2, 396_000.0)], runs=runs)
     machine = written(tmp_path, of=of)
-    assert machine.measured.expert_us["fp16"] == [[1, 193.0], [2, 203.0], [64, 1283.0]]
-    assert machine.measured.expert_us["int4"] == [[1, 50.0], [64, 1283.0]]
-    assert machine.measured.dense_us == [[1, 30.0]]
-    assert machine.host.costs.issue_ns == 24_000
-    assert machine.host.costs.waking_ns(1_000_000) == 29_000
+    assert machine.measured.expert_us["fp16"] == [[1, 199.0], [2, 203.0], [64, 1283.0]]
+    assert machine.measured.expert_us["int4"] == [[1, 51.688], [64, 1283.0]]
+    assert machine.measured.dense_us == [[1, 33.0]]
+    assert machine.host.costs.issue_ns == pytest.approx(9_000, abs=1)
+    assert machine.host.costs.waking_ns(1_000_000) == pytest.approx(14_000, abs=1)
+    assert machine.hop_ns(0, 2_000_000) == 1_050_000
     assert (machine.host.costs.sync_ns, machine.host.costs.post_ns) == (0, 0)
     text = (tmp_path / "hardware" / "test_machine.yaml").read_text()
-    assert "# Operations that are given together take 10 us less each." in text
+    assert "given together take 10 us less each, and 3000 us more for each 10**9 bytes" in text
 
 
 def test_an_expert_on_the_cpu_takes_what_runs_say_where_one_was_made() -> None:

@@ -87,17 +87,27 @@ def test_a_run_that_takes_no_longer_than_loops_adds_nothing() -> None:
 
 
 def test_operations_that_are_given_together_leave_the_rest_of_a_gate_to_the_host() -> None:
-    """A machine whose operations take 40 us more alone: the run has 115 us of gaps, and waits of
-    150 us more, which both are found again."""
+    """A machine whose operations take 40 us more alone: its run has 115 us of gaps a gate."""
     run, tables = recorded("system=lru")
     loops = replace(loops_of(run, -40 * US, 0), joint_ns=40.0 * US, gaps_ns=7.0, issue_ns=7.0)
-    found = surplus([in_run(tables, run.model.block_params(0))], loops)
+    shown = in_run(tables, run.model.block_params(0))
+    found = surplus([shown], loops)
     assert found.operation_ns == -40 * US
-    assert found.gaps_ns == pytest.approx(115 * US, abs=600)  # contexts grow
-    # A wait hides what comes between a gate and its first operation, which is all of the gaps here.
-    hidden = 115 * US - 80 * US
-    wakes = [ns - hidden for _, ns in found.wakes]
-    assert wakes == pytest.approx([150 * US] * len(wakes), abs=1500)
+    # One run alone gives them to the bytes.
+    read = shown.needs * shown.expert_bytes + 2 * shown.dense_params
+    assert found.gaps_ns == 0
+    assert found.read_ns * read == pytest.approx(115 * US, abs=600)  # contexts grow
+    # Waits add 150 us, and hide 80 between a gate and its first operation.
+    assert [ns for _, ns in found.wakes] == pytest.approx([70 * US] * len(found.wakes), abs=1500)
+    # Another run with a gate of half the bytes and the same gaps gives them to the host.
+    half = replace(
+        shown, expert_bytes=shown.expert_bytes // 2, dense_params=shown.dense_params // 2
+    )
+    least_ns = loops.work_ns(half.needs, half.dense_params, half.expert_bytes)
+    gate_ns = least_ns - 3 * loops.joint_ns + read * found.read_ns
+    both = surplus([shown, replace(half, gate_ns=gate_ns)], loops)
+    assert both.gaps_ns == pytest.approx(115 * US, abs=600)
+    assert both.read_ns * read == pytest.approx(0, abs=600)
 
 
 def test_how_much_less_an_expert_takes_beside_others_is_the_line_through_their_counts() -> None:
