@@ -25,6 +25,7 @@ from real.driver.stream import stream_of
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.machine.durations import Durations
+from sim.process.uncollected import uncollected
 from sim.values.record import NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload
@@ -76,7 +77,8 @@ class Driver:
         """Open the device, run, and close it, also after a failure; return the record."""
         self.device.open(self, self.controller.route.engines)
         try:
-            self.run()
+            with uncollected():
+                self.run()
         finally:
             try:
                 self.device.close()

@@ -36,9 +36,7 @@ no end is known beforehand, and each operation has an alarm of its own.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from sim.core.controller import Controller
 from sim.engine.clock import Clock, StuckError
@@ -46,14 +44,11 @@ from sim.engine.contended import ContendedEngine
 from sim.engine.engine import Engine
 from sim.engine.owners import OwnedEngine
 from sim.machine.durations import ContendedDurations, Durations, OwnedDurations
+from sim.process.uncollected import uncollected
 from sim.values.record import Record
 from sim.workload.steps import Workload
 
 Progress = Callable[[int], None]
-LONG_RUN = 100_000
-"""With more new objects than this a pass of the garbage collector takes ten milliseconds. To ask
-whether any are frozen takes a few.
-"""
 
 
 def simulate(
@@ -75,7 +70,7 @@ def simulate(
     engine = make_engine(clock, controller, workload, durations, progress)
     if packed:
         engine.keep_packed()
-    with _uncollected():
+    with uncollected():
         engine.begin()
         try:
             clock.run(until=engine.done)
@@ -96,29 +91,6 @@ def make_engine(
     if isinstance(durations, ContendedDurations) and durations.contention is not None:
         kind = ContendedEngine
     return kind(clock, controller, workload, durations, progress)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection: a run makes no reference cycles, and its growing columns would
-    be scanned again and again.
-
-    The collector's first pass afterwards would go through all that a long run has made. So that
-    counts as old at once, unless somebody has frozen objects, which would be thawed with it.
-    """
-    was_on, before = gc.isenabled(), gc.get_count()[0]
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            made = gc.get_count()[0] - before
-            is_long = made > LONG_RUN and not gc.get_freeze_count()
-            if is_long:
-                gc.freeze()
-            gc.enable()
-            if is_long:
-                gc.unfreeze()
 
 
 def _why_stuck(controller: Controller, error: StuckError) -> str:

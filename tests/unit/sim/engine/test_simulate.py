@@ -67,7 +67,7 @@ def test_a_run_leaves_garbage_collection_as_it_was(was_on: bool) -> None:
 def test_what_a_long_run_has_made_counts_as_old_and_what_somebody_froze_stays_frozen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.engine.simulate.LONG_RUN", 0)
+    monkeypatch.setattr("sim.process.uncollected.LONG_RUN", 0)
     scenario = random_feature("chunks", 0, ties=False)
     workload = ScenarioWorkload(scenario)
 
