@@ -229,8 +229,9 @@ def surplus(runs: Sequence[InRun], loops: Loops) -> Surplus:
 
     A gate of n needs has n + 1 operations, its experts and the next dense work. What it takes
     beyond their times in loops and the host's gaps is shared equally among them. Where an engine
-    gives operations together, they take what they do so, and all the rest of a gate is the host's.
-    While the stream waits the host is through with what follows a gate, so a wait hides that.
+    gives operations together, they take what they do so. The rest of a gate goes with the bytes of
+    its weights, and what these do not explain is the host's. While the stream waits the host is
+    through with what follows a gate, so a wait hides that.
     """
     beyond = [
         (one.gate_ns - loops.work_ns(one.needs, one.dense_params, one.expert_bytes), one.needs + 1)

@@ -267,12 +267,7 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
             tables_us(
                 {
                     name: [
-                        (
-                            rows,
-                            max(
-                                LEAST_NS, ns + _given(added, rows, facts.expert_bytes.get(name, 0))
-                            ),
-                        )
+                        (rows, _in_run(added, rows, ns, facts.expert_bytes.get(name, 0)))
                         for rows, ns in of
                     ]
                     for name, of in experts.items()
@@ -289,11 +284,11 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     ]
 
 
-def _given(added: Surplus, rows: int, num_bytes: int) -> float:
-    """What runs add to an expert: only those of one row are given together with others."""
+def _in_run(added: Surplus, rows: int, ns: float, num_bytes: int) -> float:
+    """How long an expert takes in runs; only those of one row are given together with others."""
     if rows > 1:
-        return max(0.0, added.operation_ns)
-    return added.operation_ns + added.read_ns * num_bytes
+        return ns + max(0.0, added.operation_ns)
+    return max(LEAST_NS, ns + added.operation_ns + added.read_ns * num_bytes)
 
 
 def _mapping(name: str, tables: Mapping[str, Any], what: str) -> list[str]:
