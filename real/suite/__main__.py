@@ -12,7 +12,7 @@ command goes on where it was stopped. ``device=host`` rehearses all of it withou
     python -m real.suite pack modules=polars,simpy output=FILE
         installed modules as one file, for a machine without a package index
     python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]
-        the project, without the bundled models that the suite does not read, and modules, as one
+        the project, without bundled models and results that the suite does not read, and modules, as one
         file
 """
 
@@ -226,8 +226,8 @@ def _bundle(arguments: Sequence[str]) -> int:
     found = bundle(modules, Path(given["output"]), int(most_mib) << 20)
     print(
         f"{given['output']}: {found.packed_bytes / MIB:.1f} MiB, of {found.tree_bytes / MIB:.1f} MiB"
-        f" of the project ({found.left_out_bytes / MIB:.1f} MiB of other bundled models are left"
-        f" out) and {found.package_bytes / MIB:.1f} MiB of packages; there, in an empty folder: tar"
+        f" of the project ({found.left_out_bytes / MIB:.1f} MiB of other bundled models and of"
+        f" results are left out) and {found.package_bytes / MIB:.1f} MiB of packages; there, in an empty folder: tar"
         f" xJf FILE && export PYTHONPATH=$PWD/{CARRIED}:$PYTHONPATH && python -m real.suite missing"
     )
     return 0

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from real.suite.needs import files_of
+from real.suite.pairs import FILE
 from sim.values.places import ROOT
 
-ASSETS = "capture/assets"
+ASSETS, RESULTS = "capture/assets", "real/results"
 MODEL = "tiny_mixtral"
 """The bundled model whose weights, trace and predictors the suite reads."""
 CARRIED = "build/carried"
@@ -44,6 +45,8 @@ class Bundle:
 def is_read(name: str) -> bool:
     """Whether the suite may read a file of the project, named from its root."""
     parts = Path(name).parts
+    if name.startswith(RESULTS + "/"):
+        return name == f"{RESULTS}/{FILE.name}"
     if not name.startswith(ASSETS + "/"):
         return True
     # What is left out are the weights, traces and predictors of other bundled models.

@@ -101,7 +101,9 @@ def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_un
     left = set(names) - there
     assert there <= set(names)
     assert {name.split("/")[-2] for name in left} >= {"tiny_qwen2moe", "tiny_switch"}
-    assert all(name.startswith("capture/assets/") and "tiny_mixtral" not in name for name in left)
+    models, results = "capture/assets/", "real/results/"
+    assert all(name.startswith((models, results)) for name in left)
+    assert not any("tiny_mixtral" in name for name in left if name.startswith(models))
     done = subprocess.run(
         [
             sys.executable,
@@ -109,7 +111,7 @@ def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_un
             "real.suite",
             "device=host",
             "size=tiny",
-            "pieces=stores,replay",
+            "pieces=stores,engine,replay",
             "output=results",
         ],
         cwd=tmp_path / "there",
@@ -119,7 +121,10 @@ def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_un
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| replay | done |" in (tmp_path / "there" / "results" / "report.md").read_text()
+    page = (tmp_path / "there" / "results" / "report.md").read_text()
+    assert "| replay | done |" in page
+    # It once needed a trace that no bundle holds.
+    assert "| engine | done |" in page
 
 
 @pytest.mark.thorough
@@ -166,9 +171,11 @@ def test_a_bundle_may_take_what_the_help_says_where_no_size_is_given(
     assert asked == [int(option.default) << 20]
 
 
-def test_only_the_files_of_other_models_are_left_out() -> None:
+def test_only_results_and_the_files_of_other_models_are_left_out() -> None:
     assert is_read("capture/assets/traces/tiny_mixtral/a.npy")
     assert is_read("capture/assets/prompts/heldout.jsonl")
     assert is_read("conf/model/tiny_switch.yaml")
     assert not is_read("capture/assets/tiny_switch/model.safetensors")
+    assert is_read("real/results/pairs.csv")
+    assert not is_read("real/results/nvidia_h100_80gb_hbm3/2026-11-27/suite/replay.json")
     assert not is_read("capture/assets/predictors/tiny_qwen2moe/next_site.npz")
