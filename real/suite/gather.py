@@ -69,7 +69,7 @@ def of_machine(
     name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
     runs, noise = calibrating_runs(folder), noise_of(folder)
     facts, params = calibrating_facts(folder, runs)
-    if name in VALIDATIONS and not facts.together:
+    if measured and not facts.together:
         # What that engine took says nothing of machines that this one runs on.
         name, measured = f"{name}{THREADS}", ""
     for told in facts.left_out:

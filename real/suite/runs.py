@@ -25,7 +25,7 @@ from sim.values.record import Record
 
 STORES = Path("outputs/stores/suite")
 RECORDINGS = "recordings"
-"""The folder of the replays' files, which `moelab audit_time` and ``real predict`` read."""
+"""The folder of the replays' files, of which `moelab audit_time` reads one."""
 TIMELINE_STEPS = 8
 """How many steps of a replay can be looked at on a timeline."""
 FREE = ("engine.links=free", "engine.compute=free")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from capture.import_trace import main as import_trace
 from real.suite.pairs import Pair, read_pairs
 from real.suite.prediction import calibrating_facts, predict, write_machine
 from real.suite.targets import kernel_targets
@@ -16,6 +17,7 @@ from sim.values.places import ROOT
 
 FOLDER = ROOT / "real" / "results" / "nvidia_h100_80gb_hbm3" / "2026-11-27"
 SHEETS = [p for p in read_pairs() if (p.machine, p.basis) == ("H100", "data sheets")]
+ROUTES = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b" / "qwen.route.csv"
 COMPUTED_ELSEWHERE = ("floe", "fiddler")
 """Systems whose rows are gathered, or whose experts the CPU computes: no data sheet tells those."""
 
@@ -170,3 +172,20 @@ def test_the_table_of_replays_has_the_errors_of_the_calibration_alone(tmp_path: 
     found = {(row.system, row.share): row.error or 0.0 for row in rows if row.source == "replay"}
     for system in ROWS:
         in_table(system, 2, found)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not ROUTES.exists(), reason="the phone's routing is not here")
+def test_a_calibration_with_large_experts_is_off_by_so_much_for_small_ones(tmp_path: Path) -> None:
+    assert import_trace(["format=bigmoe", f"path={ROUTES}", f"output_dir={tmp_path / 't'}"]) == 0
+    facts, params = calibrating_facts(FOLDER, [])
+    write_machine(tmp_path, FOLDER, facts, params, contention=True)
+    rows = predict(FOLDER, tmp_path, [], (f"qwen3_30b_a3b:trace.path={tmp_path / 't'}",))
+    small = [row for row in rows if row.system.endswith("(qwen3_30b_a3b)")]
+    loads = [100 * (row.error or 0) for row in small if row.system.startswith("load_on_demand")]
+    lru = sorted(100 * (row.error or 0) for row in small if row.system.startswith("lru"))
+    told = page("docs/validation.md")
+    own, others = loads
+    both = f"{own:+.1f} % on the calibrated machine and {others:+.1f} % on the other"
+    assert f"`load_on_demand` is by {both}" in told
+    assert f"`lru` by {lru[-1]:+.1f} to {lru[1]:+.1f} %, but by {lru[0]:+.1f} %" in told

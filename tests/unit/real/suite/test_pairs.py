@@ -132,7 +132,7 @@ def test_every_kind_of_run_is_kept() -> None:
     assert sources == {"replay", "recording", "token", "published", "validation"}
     replays = [pair for pair in KEPT if pair.basis == CALIBRATION and pair.source == "replay"]
     recordings = [pair for pair in KEPT if pair.source == "recording"]
-    assert (len(replays), len(recordings)) == (48, 16)
+    assert (len(replays), len(recordings)) == (48, 17)
     assert all(set(pair.controls) == set(CONTROLS) for pair in replays)
     assert FILE.stat().st_size < 150_000
 
