@@ -22,6 +22,13 @@ LEFT = {
         (f"paging.{key}" for key in ("in_pages", "out_pages", "seconds", "room_bytes")),
         "which pages the system swapped is in no file",
     ),
+    **dict.fromkeys(
+        (
+            f"pipelined.{key}"
+            for key in ("steps", "time_s", "prefill_tokens_per_s", "times_as_fast", "exact")
+        ),
+        "when a device was done with its layers of a step is in no file",
+    ),
     "load_s": "what was on the device at the start is in no file",
     "real": "a device told it",
     "trace.name": "the trace is no part of the run's files",

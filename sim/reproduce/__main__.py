@@ -48,6 +48,7 @@ from sim.reproduce.field import FILE, published, rows, table
 from sim.reproduce.field_figures import figures, slots_table, splits, steps_table
 from sim.reproduce.field_gains import as_told, asked_of, asked_table, check, gains
 from sim.reproduce.field_gains import table as gains_table
+from sim.reproduce.field_prompts import prompts, prompts_table
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
 from sim.reproduce.recorded import has_gains, with_recorded
@@ -181,7 +182,7 @@ def of_field(console: Console, gates: Path, file: Path) -> int:
     if found:
         shown += [gains_table(found), asked_table(lines)]
     if file == FILE:
-        shown += [steps_table(gates, figures()), slots_table(splits())]
+        shown += [steps_table(gates, figures()), slots_table(splits()), prompts_table(prompts())]
     for one in shown:
         console.print(one, crop=False)
     return 0 if all(line.holds for line in lines) else 1

@@ -76,7 +76,7 @@ class Split:
 def figures(place: Path = STEPS) -> list[Figure]:
     """The figures of the file. Raise ValueError, naming the line, for one that is none."""
     found = []
-    for number, row in enumerate(_rows(place), 2):
+    for number, row in enumerate(rows_of(place), 2):
         if row["what"] not in WHAT or not row["source"].startswith("https://") or not row["words"]:
             raise ValueError(
                 f"{place}:{number}: {row} needs a source, words, and one of {', '.join(WHAT)}"
@@ -103,11 +103,12 @@ def splits(place: Path = SLOTS) -> list[Split]:
             int(row["token_bytes"]),
             int(row["slot_bytes"]),
         )
-        for row in _rows(place)
+        for row in rows_of(place)
     ]
 
 
-def _rows(place: Path) -> Iterator[dict[str, str]]:
+def rows_of(place: Path) -> Iterator[dict[str, str]]:
+    """The rows of a file of figures, by the names of its columns."""
     with place.open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 

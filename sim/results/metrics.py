@@ -24,6 +24,7 @@ from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found,
 from sim.results.intervals import ratio_intervals, share_interval
 from sim.results.labels import labels_of
 from sim.results.latency import Floats, by_batch, prefill_time, request_times
+from sim.results.pipelined import pipelined_section
 from sim.results.prefixes import prefixes_section, tiers_told
 from sim.results.run import Run
 from sim.results.sections import (
@@ -87,6 +88,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
         "slowed_s": slowed_section(run, frames),
         **paging_section(run, frames),
+        **pipelined_section(run, frames),
         "lookups": lookups,
         "hit_ratio": hit_ratio(decode),
         "hit_ratio_prefill": hit_ratio(prefill),

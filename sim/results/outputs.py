@@ -313,6 +313,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         ("decode", summary["decode_tokens_per_s"], "tok/s", ci["decode_tokens_per_s"]),
         ("time to first token", summary["ttft_s"]["mean"], "s", ci["ttft_s"]),
         ("  p95 of requests", summary["ttft_s"]["p95"], "s", None),
+        *_of_prompts(summary),
         ("time per output token", summary["tpot_s"]["mean"], "s", ci["tpot_s"]),
         ("  p95 of requests", summary["tpot_s"]["p95"], "s", None),
         ("hit ratio (decode)", summary["hit_ratio"], "", ci["hit_ratio"]),
@@ -345,6 +346,16 @@ def print_summary(summary: Summary, console: Console) -> None:
     if (sizes := summary["trace"]["expert_bytes"]) and sizes["note"]:
         print_text(console, f"NOTE: {sizes['note']}")
     print_text(console, answer(summary))
+
+
+def _of_prompts(summary: Summary) -> Iterator[tuple[str, float | None, str, None]]:
+    """Of devices that have layers: how fast prompts are read, and how fast in a pipeline."""
+    if (pipelined := summary.get("pipelined")) is None:
+        return
+    about = "" if pipelined["exact"] else "about "
+    yield "prompts", summary["prefill_tokens_per_s"], "tok/s", None
+    times = f"tok/s, {about}{pipelined['times_as_fast']:.2f}x"
+    yield "  in a pipeline", pipelined["prefill_tokens_per_s"], times, None
 
 
 def _labels(labels: Labels) -> str:

@@ -43,7 +43,7 @@ from sim.answers.serving_words import points_of
 from sim.answers.whatif import Growth
 from sim.answers.whatif_growth import growth_table
 from sim.board.entries import Board, Entry, Left
-from sim.reproduce import field, field_figures, field_gains
+from sim.reproduce import field, field_figures, field_gains, field_prompts
 from sim.reproduce import report as papers
 from sim.results.coverage import coverage_at
 from sim.results.labels import Labels
@@ -230,6 +230,11 @@ def _field_figures(place: Path, patch: pytest.MonkeyPatch) -> None:
     Console().print(field_figures.slots_table([split]))
 
 
+def _field_prompts(place: Path, patch: pytest.MonkeyPatch) -> None:
+    one = field_prompts.Prompt("a", "https://x", "h", 9000, 4096, (2, 1), 512.5, 618)
+    Console().print(field_prompts.prompts_table([one]))
+
+
 def _growth(place: Path, patch: pytest.MonkeyPatch) -> None:
     few = Growth("4.5 bits", 4096, 131072, 4.12, 3.69, 5.32, 5.04)
     Console().print(growth_table([few, replace(few, series="16 bits", last_slots=2.56)]))
@@ -329,6 +334,7 @@ PRINTED: dict[str, Printer] = {
     "sim.reproduce.report": _papers,
     "sim.reproduce.field": _field,
     "sim.reproduce.field_figures": _field_figures,
+    "sim.reproduce.field_prompts": _field_prompts,
     "sim.reproduce.field_gains": _field_gains,
     "sim.answers.whatif_growth": _growth,
     "sim.demo": _demo,

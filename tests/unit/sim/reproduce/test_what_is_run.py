@@ -90,7 +90,7 @@ def test_runs_are_those_of_chosen_experiments_that_need_any(
 def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("table", "slots_table", "gains_table", "asked_table"):
+    for name in ("table", "slots_table", "gains_table", "asked_table", "prompts_table"):
         monkeypatch.setattr(command, name, lambda told, name=name: f"{name} {told}")
     monkeypatch.setattr(command, "check", lambda told: None)
     monkeypatch.setattr(command, "gains", lambda told, again: ["gains", *told])
@@ -98,7 +98,7 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     monkeypatch.setattr(command, "steps_table", lambda place, told: f"steps {place} {told}")
     monkeypatch.setattr(command, "rows", lambda place, told: iter([place, told]))
     monkeypatch.setattr(command, "published", lambda file: file.name)
-    for name in ("figures", "splits"):
+    for name in ("figures", "splits", "prompts"):
         monkeypatch.setattr(command, name, lambda name=name: name)
     assert command.main(["field=there"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -107,6 +107,7 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
         "asked_table []",
         "steps there figures",
         "slots_table splits",
+        "prompts_table prompts",
     ]
 
     paper = replace(PAPER, claims=())
