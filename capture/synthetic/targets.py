@@ -146,6 +146,34 @@ def used_within(members: Booleans, tokens: int) -> float:
     return float((recent & now).sum() / now.sum())
 
 
+def union_share(members: Booleans, tokens: int) -> float:
+    """Distinct experts of so many tokens in a row over their choices, mean over layers."""
+    rows = members.shape[1] - tokens + 1
+    together = np.zeros_like(members[:, :rows])
+    for lag in range(tokens):
+        together |= members[:, lag : lag + rows]
+    return float(together.sum(-1).mean() / (tokens * members[0, 0, 0].sum()))
+
+
+def lru_hits(members: Booleans, slots: int) -> float:
+    """Share of uses that one LRU a layer of ``slots`` experts hits, in the second half of each sequence.
+
+    Until then it fills. A token's experts are looked up first, and are used at the same time.
+    """
+    sequences, tokens, layers, experts = members.shape
+    last = np.full((sequences, layers, experts), -1)
+    hits = uses = 0
+    for token in range(tokens):
+        now = members[:, token]
+        if token >= tokens // 2:
+            # As a partition, which leaves ties of experts that were used together to its order.
+            least = -np.partition(-last, slots - 1, axis=-1)[..., slots - 1, None]
+            hits += int((now & (last >= np.maximum(least, 0))).sum())
+            uses += int(now.sum())
+        last[now] = token
+    return hits / uses
+
+
 def gini(members: Booleans) -> float:
     """Gini coefficient of the experts' uses, mean over layers: 0 is even, 1 is concentrated."""
     uses = np.sort(members.mean((0, 1)), axis=-1)
@@ -158,6 +186,18 @@ def most_popular_share(gates: Gates, share: float) -> float:
     """Share of the uses that the most popular ``share`` of experts has, mean over layers."""
     falling = -np.sort(-popularity(gates.experts, gates.num_experts), axis=-1)
     return float(falling[:, : round(share * gates.num_experts)].sum(-1).mean())
+
+
+def profiled_share(members: Booleans, share: float) -> float:
+    """Share of a sequence's uses that the most popular ``share`` of experts by all others has, mean
+    over layers and sequences.
+    """
+    uses = members.sum(1)
+    others = uses.sum(0) - uses
+    count = round(share * members.shape[-1])
+    order = np.argsort(-others, axis=-1, kind="stable")[..., :count]
+    covered = np.take_along_axis(uses, order, -1).sum(-1)
+    return float((covered / uses.sum(-1)).mean())
 
 
 def first_weight_share(weights: Floats) -> float:
@@ -254,6 +294,9 @@ STATISTICS: Mapping[str, Callable[[Gates], float]] = {
     "within_8": lambda g: used_within(g.members, 8),
     "gini": lambda g: gini(g.members),
     "top_fifth": lambda g: most_popular_share(g, 0.2),
+    "profiled_half": lambda g: profiled_share(g.members, 0.5),
+    "union_5": lambda g: union_share(g.members, 5),
+    "lru_half": lambda g: lru_hits(g.members, g.num_experts // 2),
     "score_high": lambda g: score_split(g.weights)[0],
     "score_low": lambda g: score_split(g.weights)[1],
     "first_weight": lambda g: first_weight_share(g.weights),

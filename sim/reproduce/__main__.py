@@ -44,7 +44,7 @@ from sim.reproduce.experiments import (
     outcome,
     points_of,
 )
-from sim.reproduce.field import FILE, published, rows, table
+from sim.reproduce.field import FILE, check_gates, published, rows, table
 from sim.reproduce.field_figures import figures, slots_table, splits, steps_table
 from sim.reproduce.field_gains import as_told, asked_of, asked_table, check, gains
 from sim.reproduce.field_gains import table as gains_table
@@ -175,6 +175,7 @@ def of_field(console: Console, gates: Path, file: Path) -> int:
     """
     told = published(file)
     check(told)
+    check_gates(gates, told)
     runs = list(rows(gates, told))
     found = gains(runs, cache(partial(as_told, gates)))
     lines = list(asked_of(found))

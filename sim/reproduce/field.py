@@ -4,13 +4,13 @@
 simulate it. Machines are those of ``conf/hardware``, with the link's rate as the source tells it.
 Where ``fitted_on`` names other rows, a figure of the words is drawn from each of them. ``baseline``
 names the run of the same group that it is compared with (`sim.reproduce.field_gains`). Gates are
-synthetic, fitted to published statistics of the model.
+synthetic, fitted to published statistics of a model, which the word ``like=`` names.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,35 @@ from rich.table import Table
 from sim.process.printing import NARROW, with_whole_words
 from sim.reproduce.roles import FOLDER
 from sim.study.trials import trial
+from sim.values.fields import HEADER_FILE
 
 FILE = FOLDER / "field.csv"
-LIKE = "qwen3_30b_a3b"
-"""The model whose gates all rows have."""
+LIKE, NEXT = "qwen3_30b_a3b", "qwen3_8_flash_next"
+LIKE_KEY = "like"
 WORDS = (f"model={LIKE}", "precision=int4", "trace.max_sequences=1")
+GATES: Mapping[str, tuple[str, ...]] = {
+    LIKE: WORDS,
+    NEXT: (
+        *WORDS,
+        "model.experts=512",
+        "model.top_k=10",
+        "model.hidden=2560",
+        "model.expert_intermediate=640",
+        "model.heads=24",
+        "model.kv_heads=2",
+        "model.head_dim=256",
+        "+model.windows=[1,1,1,0]",
+        "+model.dense_bits=8",
+        "model.other_site_params=36000000",
+        f"model.gates_of=synthetic_{NEXT}",
+        f"model.sizes_of={NEXT}",
+    ),
+}
+"""By the model whose gates a row has, the words of all its rows. ``like=`` in a row's words names it.
+
+Of Qwen3.8-Flash-Next every fourth layer attends to all tokens, and the others keep a state, of
+which nothing is counted. Its dense weights are 3.4 GB without embedding and head.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,12 +104,46 @@ def published(place: Path = FILE) -> list[Published]:
     return found
 
 
-def rows(trace: Path, of: Sequence[Published]) -> Iterator[Row]:
-    """Each run, simulated on the gates in the folder ``trace``."""
+def like_of(words: Sequence[str]) -> str:
+    """The model whose gates these words are simulated on."""
+    named = [word.partition("=")[2] for word in words if word.startswith(f"{LIKE_KEY}=")]
+    return named[-1] if named else LIKE
+
+
+def trace_of(gates: Path, like: str) -> Path:
+    """The folder of a model's gates: under its name in ``gates``, or ``gates`` itself."""
+    own = gates / like
+    return own if like != LIKE or own.exists() else gates
+
+
+def check_gates(gates: Path, of: Sequence[Published]) -> None:
+    """Raise ValueError where the gates of a run's model are not in ``gates``, before any is simulated."""
+    for like in dict.fromkeys(like_of(one.words) for one in of):
+        if like not in GATES:
+            raise ValueError(f"{LIKE_KEY}={like}: published runs have gates of {', '.join(GATES)}")
+        trace = trace_of(gates, like)
+        if not (trace / HEADER_FILE).exists():
+            raise ValueError(
+                f"{trace} has no trace, and published runs need gates like those of {like}: make"
+                f" some with moelab synthesize like={like} tokens=256 sequences=24"
+                f" output_dir={gates / like}"
+            )
+
+
+def on_gates(gates: Path, words: Sequence[str]) -> list[str]:
+    """The words of a run on its model's gates. Its own take the place of those of all rows."""
+    like = like_of(words)
+    every = (*GATES[like], f"trace.path={trace_of(gates, like)}", *words)
+    own = {word.partition("=")[0]: word for word in every}
+    return [word for key, word in own.items() if key != LIKE_KEY]
+
+
+def rows(gates: Path, of: Sequence[Published]) -> Iterator[Row]:
+    """Each run, simulated on its model's gates in the folder ``gates``."""
     for one in of:
-        summary = trial([*WORDS, f"trace.path={trace}", *one.words]).summary
-        rate, gates = 1 / float(summary["tpot_s"]["mean"]), str(summary["trace"]["gates"])
-        yield Row(one, rate, float(summary["hit_ratio"]), gates)
+        summary = trial(on_gates(gates, one.words)).summary
+        rate, told = 1 / float(summary["tpot_s"]["mean"]), str(summary["trace"]["gates"])
+        yield Row(one, rate, float(summary["hit_ratio"]), told)
 
 
 def table(found: Sequence[Row]) -> Table:

@@ -17,7 +17,7 @@ import polars as pl
 from rich.table import Table
 
 from sim.process.printing import NARROW, with_whole_words
-from sim.reproduce.field import WORDS
+from sim.reproduce.field import on_gates
 from sim.reproduce.roles import FOLDER
 from sim.study.trials import prepared, trial
 
@@ -27,6 +27,7 @@ WHAT = {
     "step_ms_more": "ms a step more",
     "step_times": "steps of one token",
     "union": "experts over choices",
+    "misses": "absent, of its experts",
 }
 """What may be told of a step, and its words."""
 
@@ -115,9 +116,11 @@ def rows_of(place: Path) -> Iterator[dict[str, str]]:
 
 def simulated(trace: Path, one: Figure) -> float:
     """What a figure is on the gates in the folder ``trace``."""
-    words = _on(trace, one)
+    words = on_gates(trace, one.words)
     if one.what == "union":
         return _union(words)
+    if one.what == "misses":
+        return 1 - float(trial(words).summary["hit_ratio"])
     here = _step_ms(words)
     if one.what == "step_ms":
         return here
@@ -125,13 +128,9 @@ def simulated(trace: Path, one: Figure) -> float:
     return here - there if one.what == "step_ms_more" else here / there
 
 
-def _on(trace: Path, one: Figure) -> list[str]:
-    return [*WORDS, f"trace.path={trace}", *one.words]
-
-
 def _gates(trace: Path, one: Figure) -> str:
     """Where the gates of a figure come from."""
-    run = prepared(_on(trace, one))
+    run = prepared(on_gates(trace, one.words))
     return run.model.transplant or run.trace.header.model.name
 
 
