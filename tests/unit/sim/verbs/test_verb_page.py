@@ -158,7 +158,6 @@ real calibrate: seconds 5
 real quality_front: group 1
 real quality_fit: texts 1
 real quality_figures: fit 1 eval 1
-real bench_engine: tokens 2
 real closed_loop: group 1
 """
 """The least numbers of options, where it is not 0."""
