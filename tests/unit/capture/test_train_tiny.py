@@ -19,8 +19,7 @@ pytest.importorskip("transformers")
 from rich.console import Console  # noqa: E402
 
 from capture import train_tiny  # noqa: E402
-from capture.corpus import Document  # noqa: E402
-from capture.tiny.corpus import Corpus  # noqa: E402
+from capture.tiny.corpus import Corpus, Document  # noqa: E402
 from capture.tiny.evaluation import (  # noqa: E402
     capture_gating,
     evaluate,

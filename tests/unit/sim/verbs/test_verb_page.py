@@ -169,7 +169,7 @@ PLACES = {
     (0, 1): "get suite",
 }
 """How many words without ``=`` there must be, and may be; two verbs have a space in their name."""
-SPACED = {"capture repack": (1, 1), "real quality_front": (1, 1)}
+SPACED = {"real quality_front": (1, 1)}
 
 
 def test_words_without_a_key_are_as_many_as_a_verb_takes() -> None:
