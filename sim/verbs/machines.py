@@ -240,9 +240,6 @@ VERBS = (
             Option("name", "name of the machine", Kind.NEW_NAME, is_needed=True),
             Option("device", "whose copies and experts", Kind.ONE, "cpu", ("cpu", "cuda", "host")),
             Option("size", "how much is measured", Kind.ONE, "full", SIZES),
-            Option(
-                "tables", "keep measured times of one model", Kind.ONE, "none", ("none", "model")
-            ),
             Option("seconds", "that it may take", Kind.NUMBER, "150", least=5),
             Option("facts", "a JSON file of all that was measured"),
             Option("output", "the file that is written", default="conf/hardware/NAME.yaml"),
@@ -250,7 +247,7 @@ VERBS = (
         (
             "real calibrate name=my_machine size=tiny output=my_machine.yaml",
             "real calibrate name=mine size=tiny facts=facts.json output=mine.yaml",
-            "real calibrate name=other size=tiny tables=model output=other.yaml",
+            "real calibrate name=other size=tiny seconds=60 output=other.yaml",
         ),
         "docs/machines.md",
         config="real",
