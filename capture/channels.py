@@ -44,10 +44,11 @@ from sim.setup.sections import make_object
 from sim.setup.traces import trace_directory
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs, read_tensors
 from sim.traces.trace import Trace, read_trace, trace_sha256
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 OUTPUT_DIR = "outputs/predictors"
 KIND = "channels"
-KEYS = ("model", "trace", "trace.path", "output_dir")
 Counts = NDArray[np.int64]
 
 
@@ -177,16 +178,7 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, list[str], Path]:
 
     Raise ValueError for the first argument that is wrong.
     """
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not text or key not in KEYS or key in given:
-            raise ValueError(
-                f"{argument!r} must be one of {', '.join(f'{name}=' for name in KEYS)}, each once"
-            )
-        given[key] = text
-    if "model" not in given:
-        raise ValueError("missing model=DIR: the model that the trace was captured from")
+    given = read(verb_of("capture channels"), arguments).own
     words = [f"{key}={text}" for key, text in given.items() if key.startswith("trace")]
     settings = Settings(given["model"], Path(), Path(), threads=1)
     return settings, words, Path(given.get("output_dir", OUTPUT_DIR))

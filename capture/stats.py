@@ -37,17 +37,13 @@ from rich.table import Table
 
 from capture.statistics.published import PAPERS
 from capture.statistics.report import STATISTICS, Report, merged, report
-from capture.statistics.sample import PHASES
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.outputs import own_folder
 from sim.traces.flags import check_flags
 from sim.traces.trace import Trace, read_header, read_trace
-from sim.values.places import is_free
-from sim.verbs.words import is_place
-
-KEYS = ("output_dir", "overwrite", "phase", "exclude", "only", "seed")
+from sim.verbs.words import read_all
 
 
 @dataclass(frozen=True)
@@ -65,45 +61,25 @@ class Arguments:
 
 def parse(arguments: Sequence[str]) -> Arguments:
     """Raise ValueError, with what is allowed, for the first argument that is wrong."""
-    places = [argument for argument in arguments if is_place(argument, KEYS)]
-    traces, given = tuple(map(Path, places)), dict[str, str]()
-    for argument in arguments:
-        if argument in places:
-            continue
-        key, _, text = argument.partition("=")
-        if key not in KEYS or key in given or not text:
-            raise ValueError(
-                f"{argument!r} must be one of the known key=value, once: {', '.join(KEYS)}"
-            )
-        given[key] = text
-    if not traces:
-        raise ValueError("give the directory of a trace, or of several")
+    found = read_all("stats", arguments)
+    given, traces = found.own, tuple(map(Path, found.places))
     same = [trace.resolve() for trace in traces]
     if again := [str(trace) for n, trace in enumerate(traces) if same[n] in same[:n]]:
         raise ValueError(f"{again[0]} is given twice; name each trace once")
-    phase, only = (
-        given.get("phase", "decode"),
-        tuple(given.get("only", ",".join(STATISTICS)).split(",")),
-    )
-    if phase not in PHASES:
-        raise ValueError(f"phase={phase} must be one of {', '.join(PHASES)}")
+    only = tuple(given.get("only", ",".join(STATISTICS)).split(","))
     if unknown := [name for name in only if name not in STATISTICS]:
         raise ValueError(
             f"only={','.join(unknown)} is unknown; statistics: {', '.join(STATISTICS)}"
         )
-    seed = given.get("seed", "0")
-    if not seed.isascii() or not seed.isdigit():
-        raise ValueError(f"seed={seed} must be a whole number of 0 or more")
-    overwrite = given.get("overwrite", "no")
-    if overwrite not in ("yes", "no"):
-        raise ValueError(f"overwrite={overwrite} must be yes or no")
-    output_dir = Path(given["output_dir"]) if "output_dir" in given else None
-    if output_dir is not None and overwrite == "no" and not is_free(output_dir):
-        raise ValueError(
-            f"output_dir={output_dir} is not empty; choose another one, or add overwrite=yes"
-        )
-    exclude = tuple(given["exclude"].split(",")) if "exclude" in given else ()
-    return Arguments(traces, output_dir, overwrite == "yes", phase, exclude, only, int(seed))
+    return Arguments(
+        traces,
+        Path(given["output_dir"]) if "output_dir" in given else None,
+        given["overwrite"] == "yes",
+        given["phase"],
+        tuple(given["exclude"].split(",")) if "exclude" in given else (),
+        only,
+        int(given["seed"]),
+    )
 
 
 def read_named(directories: Sequence[Path]) -> dict[str, tuple[Trace, Path]]:

@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,12 @@ from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
 from sim.results.outputs import own_folder
-from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
+from sim.synthetic.preset import Fit, Preset, load_fit, load_preset
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.trace import DECODE, trace_sha256, write_trace
 from sim.verbs.names import run_of
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 ROUTERS_FILE = "routers.safetensors"
 
@@ -76,40 +78,19 @@ def hidden_files(synthetic: Synthetic) -> dict[str, bytes]:
     return files
 
 
-_TEXTS = ("like", "reading")
-KEYS = (*(item.name for item in fields(Request)), "output_dir")
+def parse(arguments: Sequence[str]) -> tuple[Request, Path, bool]:
+    """Request, output directory, and whether that may be emptied.
 
-
-def parse(arguments: Sequence[str]) -> tuple[Request, Path]:
-    """Request and output directory; raise ValueError for the first argument that is wrong."""
-    given: dict[str, Any] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or key not in KEYS:
-            raise ValueError(
-                f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}"
-            )
-        if key in given:
-            raise ValueError(f"{key} is given twice; give it once")
-        if not text:
-            raise ValueError(f"{key} is empty; give a value, or leave it out")
-        given[key] = text if key in (*_TEXTS, "output_dir") else _whole(key, text)
-    required = [item.name for item in fields(Request) if item.default is MISSING] + ["output_dir"]
-    if missing := [key for key in required if key not in given]:
-        known = f" (known like: {', '.join(preset_names())})" if "like" in missing else ""
-        raise ValueError(
-            f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default{known}"
-        )
-    return Request(**{key: value for key, value in given.items() if key != "output_dir"}), Path(
-        given["output_dir"]
-    )
-
-
-def _whole(key: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{key}={text!r} must be a whole number") from None
+    Raise ValueError for the first argument that is wrong.
+    """
+    given = dict(read(verb_of("synthesize"), arguments).own)
+    output_dir, overwrite = given.pop("output_dir", ""), given.pop("overwrite", "no") == "yes"
+    if not output_dir:
+        raise ValueError("missing output_dir=...: the folder of the trace")
+    values: dict[str, Any] = {
+        key: text if key in ("like", "reading") else int(text) for key, text in given.items()
+    }
+    return Request(**values), Path(output_dir), overwrite
 
 
 @telling("nothing was written")
@@ -118,23 +99,12 @@ def main(arguments: Sequence[str]) -> int:
     begun = time.monotonic()
     console = Console()
     try:
-        overwrite = "overwrite=yes" in arguments
-        own = [word for word in arguments if word not in ("overwrite=yes", "overwrite=no")]
-        request, output_dir = parse(own)
+        request, output_dir, overwrite = parse(arguments)
         preset = load_preset(request.like)
         reading = preset.reading(request.reading or None)
         request = Request(**{**vars(request), "reading": reading})
         fit = load_fit(preset, reading)
         request.check(preset)
-        if (
-            not overwrite
-            and output_dir.exists()
-            and (not output_dir.is_dir() or any(output_dir.iterdir()))
-        ):
-            raise ValueError(
-                f"output_dir={output_dir} is not empty; choose another one, or remove it, or add"
-                " overwrite=yes"
-            )
         synthetic = synthesize_like(
             preset,
             fit,

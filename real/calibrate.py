@@ -24,7 +24,6 @@ go into the configuration of ``python -m real`` (``engine.source=buffered``, ``m
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,48 +36,26 @@ from real.calibration.fit import fit_line
 from sim.process.interrupts import telling
 from sim.process.progress import saying
 from sim.values.places import machine_file, words_for
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
-OWN = ("name", "device", "size", "output", "facts", "seconds")
-LEAST_S, MOST_S = 5.0, 3600.0
+MOST_S = 3600.0
 MOST_RESIDUAL = 0.25
 
 
 def parse(arguments: Sequence[str]) -> Asked:
     """What the words ask for. Raise ValueError for the first word that is wrong."""
-    given, words = {"device": "cpu", "size": "full", "seconds": "150"}, []
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not text:
-            raise ValueError(f"{argument!r} is no KEY=VALUE")
-        if key in OWN:
-            given[key] = text
-        else:
-            words.append(argument)
-    if not re.fullmatch(r"[a-z0-9_]+", given.get("name", "")):
-        raise ValueError(
-            f"name={given.get('name', '')!r} must be lower-case letters, digits and _: it names the"
-            " file"
-        )
-    for key, allowed in (
-        ("device", ("cpu", "cuda", "host")),
-        ("size", ("full", "small", "tiny")),
-    ):
-        if given[key] not in allowed:
-            raise ValueError(f"{key}={given[key]}; allowed: {', '.join(allowed)}")
+    found = read(verb_of("real calibrate"), arguments)
+    given = {"device": "cpu", "size": "full", "seconds": "150", **found.own}
     output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
     if output.exists() or ("output" in given and not output.parent.is_dir()):
         raise ValueError(
             f"output={output} must be a new file in a folder that exists; remove it, or choose"
             " another"
         )
-    try:
-        seconds = float(given["seconds"])
-    except ValueError:
-        seconds = 0.0
-    if not LEAST_S <= seconds <= MOST_S:
-        raise ValueError(
-            f"seconds={given['seconds']} must be a number from {LEAST_S:g} to {MOST_S:g}"
-        )
+    seconds = float(given["seconds"])
+    if seconds > MOST_S:
+        raise ValueError(f"seconds={given['seconds']} must be at most {MOST_S:g}")
     facts = Path(given["facts"]) if "facts" in given else None
     return Asked(
         given["name"],
@@ -87,7 +64,7 @@ def parse(arguments: Sequence[str]) -> Asked:
         output,
         facts,
         seconds,
-        tuple(words),
+        found.overrides,
     )
 
 

@@ -36,39 +36,20 @@ from sim.process.printing import print_text
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
 from sim.results.looks import looks, save
-from sim.results.outputs import folder_for, own_folder
+from sim.results.outputs import own_folder
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
-OUTPUT_DIR = "outputs/closed_loop"
 WIDTH = 156
 
 
 def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], Request]:
-    """Systems, modes, and the other words as ``real.quality`` reads them. Raise ValueError."""
-    systems: tuple[str, ...] = SYSTEMS
-    modes: tuple[str, ...] = MODES
-    left = []
-    for word in words:
-        key, _, text = word.partition("=")
-        if key == "systems":
-            systems = tuple(name for name in text.split(",") if name)
-        elif key == "mode":
-            if text not in (*MODES, "both"):
-                raise ValueError(f"unknown mode={text}; known: {', '.join(MODES)}, both")
-            modes = MODES if text == "both" else (text,)
-        elif key in ("system", "loop", "prompts", "tasks", "limit"):
-            raise ValueError(
-                f"{word}: here several systems run in both loops; name them by systems=a,b"
-            )
-        else:
-            left.append(word)
-    if not systems:
-        raise ValueError("systems= names none; give systems=hobbit,lru or the like")
-    if not any(word.startswith("output_dir=") for word in left):
-        left.append(
-            f"output_dir={folder_for(dict(word.split('=', 1) for word in left if '=' in word), Path(OUTPUT_DIR))}"
-        )
-    return systems, modes, request_of(left)
+    """Systems, modes, and the request of the other words. Raise ValueError for wrong ones."""
+    own = read(verb_of("real closed_loop"), words).own
+    mode = own.get("mode", "both")
+    systems = tuple(own["systems"].split(",")) if "systems" in own else SYSTEMS
+    return systems, MODES if mode == "both" else (mode,), request_of("real closed_loop", words)
 
 
 def print_shifts(shifts: Sequence[Shift], console: Console) -> None:

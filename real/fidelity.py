@@ -9,7 +9,7 @@ a machine of ``conf/hardware`` says another error than its pairs have.
 
 | word | what is simulated again |
 |---|---|
-| data | the replays and recordings of a measured machine (`python -m real.predict`); others stay |
+| data | replays and recordings of a measured machine (`python -m real.predict`); others stay |
 | phone | a phone's recorded runs (``qwen.route.csv``, ``qwen.metrics``; ``gemma.``, ``gptoss.``) |
 | field | what others published, on gates of Qwen3-30B (docs/field.md) |
 
@@ -108,8 +108,9 @@ def _gathered(given: Mapping[str, str], words: Sequence[str]) -> tuple[list[Pair
         )
         told.append(f"{', '.join(sources)}: {len(of)} pair{'s' * (len(of) != 1)}, {where}")
         found += of
-    validations = gather.of_validations() or [one for one in kept if one.source == "validation"]
-    return [*found, *validations], told
+    validations = [pair for pair in kept if pair.source == "validation"]
+    again = gather.of_validation(Path(given["data"])) if "data" in given else []
+    return [*found, *again, *_elsewhere(validations, again)], told
 
 
 def _elsewhere(kept: Sequence[Pair], again: Sequence[Pair]) -> list[Pair]:

@@ -45,16 +45,14 @@ from real.suite.prediction import (
     write_machine,
 )
 from sim.results.outputs import check_writable
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 STYLE: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "title_justify": "left"}
-OWN = ("data", "calibrating", "rates", "contention", "output_dir")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table. Exit status: 0; 1 where a target is missed; 2 for words that are wrong."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0 if arguments else 2
     try:
         given, words = _parsed(arguments)
         with tempfile.TemporaryDirectory() as made:
@@ -80,23 +78,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(line.holds for line in found) else 1
 
 
-def _parsed(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    given, words = {"rates": "1", "contention": "on"}, []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key in OWN and value:
-            given[key] = value
-        elif ":" in key and value:
-            words.append(argument)
-        else:
-            raise ValueError(
-                f"{argument!r} is neither KEY=VALUE of {', '.join(OWN)} nor MODEL:KEY=VALUE"
-            )
-    if "data" not in given:
-        raise ValueError("data=DIR is missing: the folder with suite/ and recordings/")
+def _parsed(arguments: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    found = read(verb_of("real predict"), arguments)
+    if wrong := [word for word in found.overrides if ":" not in word.partition("=")[0]]:
+        raise ValueError(f"{wrong[0]!r} is neither an option nor MODEL:KEY=VALUE")
+    given = {"rates": "1", "contention": "on", **found.own}
     if given["contention"] not in ("on", "off"):
         raise ValueError(f"contention={given['contention']}; allowed: on, off")
-    return given, words
+    return given, found.overrides
 
 
 def _rows(given: dict[str, str], words: Sequence[str], place: Path) -> list[Row]:

@@ -183,7 +183,7 @@ def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     console = Console(stderr=True)
     try:
-        request = request_of(words)
+        request = request_of("quality", words)
         if request.tasks:
             require_harness()
             Console().print_json(

@@ -28,7 +28,7 @@ from rich.table import Table
 from capture.models.discover import CaptureError
 from capture.recording.load import load_model, load_tokenizer
 from capture.recording.prompts import prompts_file, read_prompts
-from capture.recording.settings import DTYPES, SettingError, Settings
+from capture.recording.settings import SettingError, Settings
 from real.lossy.drawing import draw
 from real.lossy.figures import FIGURES, Bench
 from real.lossy.sweep import SMALL, Sweep
@@ -38,18 +38,8 @@ from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.values.places import ASSETS
+from sim.verbs.words import read_all
 
-DEFAULTS = {
-    "figure": "",
-    "model": "tiny_mixtral",
-    "prompts": "heldout",
-    "fit": "8",
-    "eval": "32",
-    "output_dir": "outputs/quality_figures",
-    "dtype": "float32",
-    "device": "cpu",
-    "threads": "0",
-}
 WIDTH = 118
 """The width of tables, in which no interval is broken."""
 WRONG_INPUT = (ValueError, OSError, CaptureError, SettingError, SwapError)
@@ -77,44 +67,22 @@ class Request:
 
 def request_of(words: Sequence[str]) -> Request:
     """The request of these words. Raise ValueError for the first word that is wrong."""
-    given = dict(DEFAULTS)
-    for word in words:
-        key, equals, text = word.partition("=")
-        if key not in DEFAULTS or not equals or not text:
-            raise ValueError(f"{word!r} is no key=value; known keys: {', '.join(DEFAULTS)}")
-        given[key] = text
-    names = tuple(FIGURES) if given["figure"] == "all" else tuple(given["figure"].split(","))
-    if unknown := [name for name in names if name not in FIGURES]:
-        raise ValueError(f"unknown figure={','.join(unknown)}; known: {', '.join(FIGURES)}, all")
-    if given["dtype"] not in DTYPES:
-        raise ValueError(f"dtype={given['dtype']} must be one of {', '.join(DTYPES)}")
-    counts = {key: _count(key, given[key]) for key in ("fit", "eval")}
-    if not given["threads"].isdecimal():
-        raise ValueError(f"threads={given['threads']} must be a whole number of 0 or more")
+    given = read_all("real quality_figures", words).own
+    asked = given["figure"].split(",")
     bundled = ASSETS / given["model"]
-    model = (
-        str(bundled)
-        if "/" not in given["model"] and (bundled / "config.json").is_file()
-        else given["model"]
-    )
+    is_bundled = "/" not in given["model"] and (bundled / "config.json").is_file()
     return Request(
-        names,
-        given["figure"] == "all",
-        model,
+        tuple(FIGURES) if "all" in asked else tuple(asked),
+        "all" in asked,
+        str(bundled) if is_bundled else given["model"],
         Path(given["prompts"]),
-        counts["fit"],
-        counts["eval"],
+        int(given["fit"]),
+        int(given["eval"]),
         Path(given["output_dir"]),
         given["dtype"],
         given["device"],
         int(given["threads"]),
     )
-
-
-def _count(key: str, text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{key}={text} must be a whole number of 1 or more: texts of that split")
-    return int(text)
 
 
 def bench_of(request: Request, track: Any) -> Bench:

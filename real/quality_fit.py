@@ -30,13 +30,12 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 from safetensors.torch import load_file
 
-from real.lossy.assess import Weights
 from real.lossy.figures import CHANNELS, GROUPS
 from real.lossy.importance import profile, search
 from real.lossy.loss import difference, quality_of
 from real.lossy.mixture import all_at
 from real.lossy.recipes import by_popularity
-from real.lossy.requests import WRONG_INPUT
+from real.lossy.requests import WRONG_INPUT, weights_of
 from real.lossy.sparse import require_gated, sparse_forward
 from real.lossy.texts import texts_of_trace
 from real.lossy.variants import Variants
@@ -50,17 +49,8 @@ from sim.setup.own_gates import with_gates
 from sim.setup.refusals import checked_settings
 from sim.setup.traces import load_trace, trace_directory
 from sim.traces.trace import Header, trace_sha256
+from sim.verbs.words import read_all
 
-DEFAULTS = {
-    "fit": "",
-    "tolerated": "0.05",
-    "texts": "8",
-    "output_dir": "outputs/fits",
-    "weights": "",
-    "dtype": "float32",
-    "device": "cpu",
-    "threads": "0",
-}
 SHARES = 16
 """How finely the share of low experts is tried: in steps of 1/16."""
 
@@ -187,31 +177,18 @@ def main(words: Sequence[str]) -> int:
 
 def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
     """Fit; return where the fit was written, and what it says. Raise ValueError for wrong input."""
-    own, overrides = dict(DEFAULTS), []
-    for word in words:
-        key, equals, text = word.partition("=")
-        if key in DEFAULTS and equals and text:
-            own[key] = text
-        elif key.split(".")[0] == "trace" and equals:
-            overrides.append(word)
-        else:
-            raise ValueError(f"{word!r} is no key=value of {', '.join(DEFAULTS)}, or of trace")
-    if own["fit"] not in FITS:
-        raise ValueError(
-            f"fit={own['fit'] or '(nothing)'}: say what to fit, one of {', '.join(FITS)}"
-        )
-    tolerated, texts, threads = (
-        _number("tolerated", own),
-        int(_number("texts", own)),
-        int(_number("threads", own)),
-    )
-    if tolerated <= 0 or texts < 1:
-        raise ValueError(f"tolerated={tolerated:g} must be above 0 and texts={texts} at least 1")
+    given = read_all("real quality_fit", words)
+    own, overrides = given.own, given.overrides
+    if others := [word for word in overrides if word.split("=")[0].split(".")[0] != "trace"]:
+        raise ValueError(f"{others[0]!r} is no word of a fit: it reads a model and a trace alone")
+    tolerated, texts = float(own["tolerated"]), int(own["texts"])
+    if not 0 < tolerated < 1e6:
+        raise ValueError(f"tolerated={tolerated:g} must be above 0")
     directory = Path(own["output_dir"])
     place = with_gates(checked_settings(configure(*overrides)[0]))["trace"]["path"]
     trace = load_trace(place, 0)
     header, sequences = trace.header, fit_sequences(trace, most=texts)
-    weights = Weights(own["weights"] or None, own["dtype"], own["device"], threads)
+    weights = weights_of(own)
     read, _rows = texts_of_trace(trace, sequences)
     with _progress(console) as track:
         found = FITS[own["fit"]](
@@ -242,16 +219,6 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
             f"moelab run {found.use.replace('FILE', str(place))}"
         ),
     )
-
-
-def _number(key: str, own: Mapping[str, str]) -> float:
-    try:
-        value = float(own[key])
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6 or (key != "tolerated" and value != int(value)):
-        raise ValueError(f"{key}={own[key]} must be a number of 0 or more")
-    return value
 
 
 @contextmanager

@@ -39,13 +39,13 @@ from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, write_on
 from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import looks, save
-from sim.results.outputs import folder_for, own_folder
+from sim.results.outputs import own_folder
 from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
 from sim.study.rows import AXIS, DONE
-from sim.verbs.words import is_place
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
-OUTPUT_DIR = "outputs/quality_front"
 NOT_OURS = ("outputs=", "trace.split=")
 WIDTH = 150
 ROOM_POINTS = 16.0, 9.0
@@ -352,26 +352,14 @@ def write(
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
-        if not words or not is_place(words[0]):
-            raise ValueError(
-                "name a study's folder first: moelab real quality_front"
-                " outputs/studies/hobbit_front"
-            )
-        own = dict(word.split("=", 1) for word in words[1:] if "=" in word)
-        defaults = [
-            word
-            for word in (f"output_dir={folder_for(own, Path(OUTPUT_DIR))}", "loop=closed")
-            if not any(given.startswith(word.partition("=")[0] + "=") for given in words[1:])
-        ]
-        request = request_of([*words[1:], *defaults])
-        if len(request.loops) != 1 or request.prompts or request.tasks:
-            raise ValueError(
-                "one loop, open or closed, on the study's own sequences; leave out loop=both,"
-                " prompts, tasks"
-            )
+        study = Path(read(verb_of("real quality_front"), words).places[0])
+        closed = [] if any(word.startswith("loop=") for word in words) else ["loop=closed"]
+        request = request_of("real quality_front", [*words, *closed])
+        if len(request.loops) != 1:
+            raise ValueError("one loop, open or closed: leave out loop=both")
         place = request.output_dir
         with own_folder(place, overwrite=request.overwrite):
-            points, assessment = measure(Path(words[0]), request, Console(stderr=True))
+            points, assessment = measure(study, request, Console(stderr=True))
             write(place, points, assessment, request)
     except WRONG_INPUT as error:
         print(f"quality_front: {str(error).strip()}", file=sys.stderr)

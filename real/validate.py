@@ -28,50 +28,34 @@ from real.validation.validation import Asked, _words, validate
 from sim.process.interrupts import code_of, telling
 from sim.results.outputs import folder_for, own_folder
 from sim.setup.configure import configure
-
-OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir", "overwrite")
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 
 def parse(arguments: Sequence[str]) -> Asked:
     """What the words ask for. Raise ValueError for the first word that is wrong."""
-    given = dict.fromkeys(OWN, "")
-    given |= {"repeats": "3", "seed": "0"}
-    words = []
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not text:
-            raise ValueError(f"{argument!r} is no KEY=VALUE")
-        if key in ("system", "budget.resident_share", "budget.slots_gib"):
-            raise ValueError(f"{argument}: give systems=A,B and budgets=0.25,0.5")
-        if key in OWN:
-            given[key] = text
-        else:
-            words.append(argument)
-    systems = tuple(name for name in given["systems"].split(",") if name)
-    if not systems or len(set(systems)) < len(systems):
+    found = read(verb_of("validate"), arguments)
+    given, words = {"repeats": "3", "seed": "0", **found.own}, found.overrides
+    for word in words:
+        if word.startswith(("budget.resident_share=", "budget.slots_gib=")):
+            raise ValueError(f"{word}: give budgets=0.25,0.5")
+    systems = tuple(given["systems"].split(","))
+    if len(set(systems)) < len(systems):
         raise ValueError(
             f"systems={given['systems']} must name different systems, as systems=lru,hobbit"
         )
-    try:
-        shares = tuple(float(text) for text in given["budgets"].split(",") if text)
-    except ValueError:
-        raise ValueError(
-            f"budgets={given['budgets']} must be numbers, as budgets=0.25,0.5"
-        ) from None
-    if not shares or len(set(shares)) < len(shares):
+    shares = tuple(map(float, given["budgets"].split(",")))
+    if len(set(shares)) < len(shares):
         raise ValueError(
             f"budgets={given['budgets']} must be different shares of the expert bytes, as"
             " budgets=0.25,0.5"
         )
     _check_words(systems[0], words)
-    for key in ("repeats", "seed"):
-        if not given[key].isdigit() or (key == "repeats" and int(given[key]) == 0):
-            raise ValueError(f"{key}={given[key]} must be a whole number")
     return Asked(
-        Plan(systems, shares, int(given["repeats"]), int(given["seed"]), tuple(words)),
-        read_modes(given["closed_loop"]),
-        folder_for({key: text for key, text in given.items() if text}, Path("outputs/validation")),
-        given["overwrite"] == "yes",
+        Plan(systems, shares, int(given["repeats"]), int(given["seed"]), words),
+        read_modes(given.get("closed_loop", "")),
+        folder_for(given, Path("outputs/validation")),
+        given.get("overwrite") == "yes",
     )
 
 

@@ -33,9 +33,10 @@ from sim.results.labels import told
 from sim.results.run_log import RunLog
 from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
-from sim.verbs.words import is_place
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
-KEYS = ("layer", "site", "expert", "step")
+LARGEST = 10**9
 USAGE = "moelab explain RUN layer=3 expert=5 step=40 (or site=3)"
 
 
@@ -171,21 +172,13 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, int]]:
 
     Raise ValueError for the first argument that is wrong.
     """
-    if not arguments or not is_place(arguments[0]):
-        raise ValueError(f"the first argument must be RUN, a run's output directory: {USAGE}")
-    given: dict[str, int] = {}
-    for argument in arguments[1:]:
-        key, equals, text = argument.partition("=")
-        if not equals or key not in KEYS or key in given:
-            raise ValueError(f"{argument!r} must be one of {', '.join(KEYS)}, each once: {USAGE}")
-        if not (text.isascii() and text.isdigit() and len(text) <= 9):
-            raise ValueError(f"{argument} must be a whole number of 0 or more: {USAGE}")
-        given[key] = int(text)
-    if ("layer" in given) == ("site" in given):
+    found = read(verb_of("explain"), arguments)
+    if ("layer" in found.own) == ("site" in found.own):
         raise ValueError(f"give either layer= or site=: {USAGE}")
-    if missing := [key for key in ("expert", "step") if key not in given]:
-        raise ValueError(f"missing {' and '.join(f'{key}=' for key in missing)}: {USAGE}")
-    return arguments[0], given
+    for key, text in found.own.items():
+        if int(text) > LARGEST:
+            raise ValueError(f"{key}={text} must be at most {LARGEST}")
+    return found.places[0], {key: int(text) for key, text in found.own.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,23 @@
-"""The text that the project's own models are trained and evaluated on (see `capture.corpus`)."""
+"""The text that the project's own models are trained and evaluated on.
+
+All of it is under licences that allow this use:
+
+=======  ==========================================================  ========================
+domain   text                                                        licence
+=======  ==========================================================  ========================
+code     CPython standard library, .py sources (no tests)            PSF-2.0
+docs     CPython documentation, reST sources (python3.11-doc)        PSF-2.0, samples also 0BSD
+prose    Jargon File 4.4.7 (dict-jargon)                             public domain
+=======  ==========================================================  ========================
+
+The sources come with the running Python. The other two are Debian packages: they are fetched with
+``apt-get download`` or given as .deb files, and read without being installed. Where neither is
+possible, ``pydoc_data.topics`` (PSF-2.0, in every Python) stands in for docs and there is no prose;
+``Corpus.notes`` then says so.
+
+Whole documents are held out, by a hash of their names. So a document stays on its side of the split
+when Python or a package gets a new version.
+"""
 
 from __future__ import annotations
 

@@ -26,13 +26,8 @@ from real.driver.settings import Engine
 from real.driver.timers import sharpen_timers
 from sim.values.units import part_of
 
-SIZES = tuple(1 << bits for bits in range(12, 29, 2))
-"""Bytes of a copy: 4 KiB to 256 MiB."""
-COLUMNS = (1, 5, 10, 25, 50, 100, 200)
-GATHER_THREADS = (1, 4, 16)
-PAIRS, ROW_BYTES, KEPT = 14336, 16384, 0.1
-"""Mixtral's expert as FloE keeps it on the host, and which share of its neurons a transfer brings.
-"""
+KEPT = 0.1
+"""Which share of an expert's neurons a transfer brings (FloE)."""
 REPEATS = 12
 
 
@@ -46,9 +41,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def copies(
-    runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES
-) -> list[dict[str, Any]]:
+def copies(runtime: Runtime, arena: PinnedArena, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each size and kind of memory: ns of a copy alone, and of each of 8 in a row.
 
     The kinds are copies from pinned memory, from pageable memory (as the runtime does them), and
@@ -95,10 +88,10 @@ def timed_copies(runtime: Runtime, stream: Any, target: Tensor, source: Tensor, 
 def gathers(
     runtime: Runtime,
     arena: PinnedArena,
-    pairs: int = PAIRS,
-    row_bytes: int = ROW_BYTES,
-    columns: Sequence[int] = COLUMNS,
-    threads: Sequence[int] = GATHER_THREADS,
+    pairs: int,
+    row_bytes: int,
+    columns: Sequence[int],
+    threads: Sequence[int],
 ) -> list[dict[str, Any]]:
     """FloE's Fig. 7: bytes per second of a gather of a tenth of an expert's neurons.
 
@@ -159,8 +152,8 @@ def _gather_forms(
 def gathers_bytes(
     pairs: int,
     row_bytes: int,
-    columns: Sequence[int] = COLUMNS,
-    threads: Sequence[int] = GATHER_THREADS,
+    columns: Sequence[int],
+    threads: Sequence[int],
 ) -> int:
     """How many bytes of a pinned arena ``gathers`` takes.
 
@@ -266,11 +259,11 @@ def machine_facts(runtime: Runtime) -> dict[str, Any]:
 
 def links_and_host(
     runtime: Runtime,
-    sizes: Sequence[int] = SIZES,
-    pairs: int = PAIRS,
-    row_bytes: int = ROW_BYTES,
-    columns: Sequence[int] = COLUMNS,
-    threads: Sequence[int] = GATHER_THREADS,
+    sizes: Sequence[int],
+    pairs: int,
+    row_bytes: int,
+    columns: Sequence[int],
+    threads: Sequence[int],
 ) -> dict[str, Any]:
     """Measure everything but the kernels. Takes half a minute on a GPU."""
     sharpen_timers()

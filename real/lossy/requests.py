@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,23 +17,10 @@ from real.store.experts import SwapError
 from sim.results.labels import labels_in, told
 from sim.results.outputs import folder_for
 from sim.traces.trace import TraceError
+from sim.verbs.options import WEIGHTS
+from sim.verbs.table import verb_of
+from sim.verbs.words import read_all
 
-OWN = (
-    "weights",
-    "prompts",
-    "loop",
-    "quantiser",
-    "group",
-    "dtype",
-    "device",
-    "threads",
-    "output_dir",
-    "overwrite",
-    "tasks",
-    "task_dir",
-    "limit",
-)
-OUTPUT_DIR = "outputs/quality"
 WRONG_INPUT = (
     ValueError,
     OSError,
@@ -59,67 +46,49 @@ class Request:
     overwrite: bool = False
 
 
-def request_of(words: Sequence[str]) -> Request:
-    """The request of these words. Raise ValueError for the first word that is wrong."""
-    own: dict[str, str] = {}
-    overrides = []
-    for word in words:
-        key, equals, text = word.partition("=")
-        if key not in OWN:
-            overrides.append(word)
-        elif not equals or not text or key in own:
-            raise ValueError(f"{word!r}: give {key}=VALUE, once")
-        else:
-            own[key] = text
-    loop = own.get("loop", "both")
-    if loop not in (*LOOPS, "both"):
-        raise ValueError(f"unknown loop={loop}; known: {', '.join(LOOPS)}, both")
-    if "prompts" in own and any(word.startswith("trace") for word in overrides):
+def weights_of(own: Mapping[str, str]) -> Weights:
+    """The model of a verb's options, all of which are given."""
+    place = own["weights"]
+    is_bundled = place == WEIGHTS.default
+    return Weights(None if is_bundled else place, own["dtype"], own["device"], int(own["threads"]))
+
+
+def request_of(verb: str, words: Sequence[str]) -> Request:
+    """What the words ask of a verb that measures quality. Raise ValueError for wrong ones."""
+    given = read_all(verb, words)
+    own, overrides, usual = given.own, given.overrides, verb_of(verb).option("output_dir")
+    assert usual is not None, "each of them writes files"
+    loop, prompts, weights = own.get("loop", "both"), own.get("prompts"), weights_of(own)
+    if prompts is not None and any(word.startswith("trace") for word in overrides):
         raise ValueError(
             "prompts= are captured anew, trace= names what was captured: give one of them"
         )
-    if "prompts" in own and "weights" not in own:
+    if prompts is not None and weights.place is None:
         raise ValueError(
             "prompts= are captured with a model: say which, weights=DIR or weights=OWNER/NAME"
         )
-    weights = Weights(
-        own.get("weights"),
-        own.get("dtype", "float32"),
-        own.get("device", "cpu"),
-        _whole(own, "threads", 0),
-    )
-    scheme = Scheme(own.get("quantiser", "groups"), _whole(own, "group", 64))
     return Request(
-        tuple(overrides),
+        overrides,
         weights,
-        scheme,
+        Scheme(own["quantiser"], int(own["group"])),
         LOOPS if loop == "both" else (loop,),
-        own.get("prompts"),
-        folder_for(own, Path(OUTPUT_DIR)),
+        prompts,
+        folder_for(own, Path(usual.default)),
         _tasks(own),
-        own.get("overwrite") == "yes",
+        own["overwrite"] == "yes",
     )
 
 
-def _tasks(own: dict[str, str]) -> Tasks | None:
+def _tasks(own: Mapping[str, str]) -> Tasks | None:
     """The tasks of the harness; None if there are none."""
+    limit = int(own.get("limit", "0"))
     if "tasks" not in own:
-        if alone := [key for key in ("task_dir", "limit") if key in own]:
-            raise ValueError(f"{alone[0]}={own[alone[0]]} is for the harness: say which tasks=a,b")
+        if limit or "task_dir" in own:
+            alone = f"limit={limit}" if limit else f"task_dir={own['task_dir']}"
+            raise ValueError(f"{alone} is for the harness: say which tasks=a,b")
         return None
     directory = Path(own["task_dir"]) if "task_dir" in own else None
-    if directory is not None and not directory.is_dir():
-        raise ValueError(
-            f"task_dir={directory} is no folder; give the one that the tasks' yaml files are in"
-        )
-    return Tasks(tuple(own["tasks"].split(",")), directory, _whole(own, "limit", 0) or None)
-
-
-def _whole(own: dict[str, str], key: str, default: int) -> int:
-    text = own.get(key, str(default))
-    if not text.isdecimal():
-        raise ValueError(f"{key}={text} must be a whole number of 0 or more")
-    return int(text)
+    return Tasks(tuple(own["tasks"].split(",")), directory, limit or None)
 
 
 def told_of_quality(loops: Sequence[Loop]) -> list[str]:

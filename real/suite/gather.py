@@ -36,19 +36,9 @@ from sim.reproduce import field, phone
 from sim.results.labels import labels_of
 from sim.setup.build import build
 from sim.setup.configure import configure
-from sim.values.places import ROOT
 
 GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_pcie5")}
 """What a GPU is called here, its measured machine of ``conf/hardware``, and that of data sheets."""
-THREADS = ", an engine of threads"
-"""Added to the machine's name where its runs are of the engine that this project had before."""
-OF_H100 = ROOT / "real/results/nvidia_h100_80gb_hbm3"
-VALIDATIONS = {
-    "H100": OF_H100 / "2026-11-27/suite/validation/validation.json",
-    f"H100{THREADS}": OF_H100 / "2026-11-22/validation/validation.json",
-    "paced CPU": ROOT / "real/results/paced_cpu/2026-11-22/validation.json",
-}
-"""Reports of ``python -m real.validate``, by machine."""
 CALIBRATION, SHEETS = "a calibration and some recordings", "data sheets"
 SHEETS_AND_LINK = "data sheets, and the link's rate as told"
 OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
@@ -69,9 +59,6 @@ def of_machine(
     name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
     runs, noise = calibrating_runs(folder), noise_of(folder)
     facts, params = calibrating_facts(folder, runs)
-    if measured and not facts.together:
-        # What that engine took says nothing of machines that this one runs on.
-        name, measured = f"{name}{THREADS}", ""
     for told in facts.left_out:
         tell(f"left out of the calibration: {told}")
     if keep is not None:
@@ -94,7 +81,7 @@ def of_machine(
             tell(f"no pair: {row.source} {row.system} at {row.share:g}: {why}")
     if sheets:
         for row in predict_on(folder, (f"hardware={sheets}",)):
-            pair = _of_row(row, name, sheets if measured else "", SHEETS, noise)
+            pair = _of_row(row, name, sheets, SHEETS, noise)
             if pair is not None:
                 found.append(pair)
     return found
@@ -143,16 +130,19 @@ def _gates(words: Iterable[str]) -> str:
     return "; ".join(filter(None, (labels.synthetic, labels.transplanted)))
 
 
-def of_validations() -> list[Pair]:
-    """The runs that ``python -m real.validate`` predicted from other systems' runs."""
-    found = []
-    for machine, place in VALIDATIONS.items():
-        if not place.is_file():
-            continue
-        told = json.loads(place.read_text(encoding="utf-8"))
-        steps = int(told["facts"]["steps a run"])
-        found += [_of_case(machine, case, steps) for case in told["cases"]]
-    return found
+def of_validation(folder: Path) -> list[Pair]:
+    """The runs of a measured machine that ``python -m real.validate`` predicted from others.
+
+    None where the suite left no such report in ``folder``.
+    """
+    place = folder / "suite" / "validation" / "validation.json"
+    if not place.is_file():
+        return []
+    gpu = _gpu_of(folder / "suite" / "facts.json")
+    machine, *_ = GPUS.get(gpu, (gpu,))
+    told = json.loads(place.read_text(encoding="utf-8"))
+    steps = int(told["facts"]["steps a run"])
+    return [_of_case(machine, case, steps) for case in told["cases"]]
 
 
 def _of_case(machine: str, case: dict[str, Any], steps: int) -> Pair:

@@ -47,7 +47,7 @@ def shifts_of(
     ]
     chosen = {word.partition("=")[0] for word in kept}
     usual = [f"{group}={name}" for group, name in USUAL.items() if group not in chosen]
-    request = request_of([*usual, *kept, f"budget.resident_share={share}"])
+    request = request_of("quality", [*usual, *kept, f"budget.resident_share={share}"])
     return measure(systems, modes, request, console)[0]
 
 

@@ -56,6 +56,10 @@ from sim.reproduce.roles import PAPERS, Paper, RolesError, load_paper
 from sim.reproduce.rules import published as printed
 from sim.reproduce.verdicts import Verdict, partly, simulated_rows, verdict_of
 from sim.results.outputs import locked
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
+
+MOST_PROCESSES = 64
 
 
 @dataclass(frozen=True)
@@ -71,45 +75,24 @@ class Asked:
 
 def asked(words: Sequence[str]) -> Asked:
     """The request on the command line; raise ValueError for an unknown argument or value."""
-    given = {
-        "paper": ",".join(PAPERS),
-        "output_dir": "outputs/reproduce",
-        "processes": "2",
-        "phone": "",
-        "recorded": "",
-        "field": "",
-        "runs": "",
-    }
-    named: list[str] = []
-    for word in words:
-        name, found, value = word.partition("=")
-        if not found or name not in given:
-            raise ValueError(
-                f"unknown argument {word!r}; known: {', '.join(f'{key}=...' for key in given)}"
-            )
-        given[name] = value
-        named.append(name)
-    if given["runs"] and not given["field"]:
+    given = read(verb_of("reproduce"), words).own
+    if "runs" in given and "field" not in given:
         raise ValueError(f"runs={given['runs']} are simulated on gates: say field=DIR, too")
-    if given["field"] and (others := [name for name in named if name not in ("field", "runs")]):
+    if "field" in given and (others := [name for name in given if name not in ("field", "runs")]):
         raise ValueError(
             f"field={given['field']} goes alone: {others[0]}= says nothing of runs that others published"
         )
-    papers = tuple(given["paper"].split(","))
-    if unknown := [name for name in papers if name not in PAPERS]:
-        raise ValueError(f"unknown paper={','.join(unknown)}; known: {', '.join(PAPERS)}")
-    if not given["processes"].isdigit() or not 1 <= int(given["processes"]) <= 64:
-        raise ValueError(f"processes={given['processes']} must be a whole number from 1 to 64")
-    phone = Path(given["phone"]) if given["phone"] else None
-    field = Path(given["field"]) if given["field"] else None
+    processes = int(given.get("processes", "2"))
+    if processes > MOST_PROCESSES:
+        raise ValueError(f"processes={processes} must be at most {MOST_PROCESSES}")
     return Asked(
-        papers,
-        Path(given["output_dir"]),
-        int(given["processes"]),
-        phone,
-        given["recorded"],
-        field,
-        Path(given["runs"] or FILE),
+        tuple(given["paper"].split(",")) if "paper" in given else PAPERS,
+        Path(given.get("output_dir", "outputs/reproduce")),
+        processes,
+        Path(given["phone"]) if "phone" in given else None,
+        given.get("recorded", ""),
+        Path(given["field"]) if "field" in given else None,
+        Path(given.get("runs", FILE)),
     )
 
 

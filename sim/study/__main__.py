@@ -17,20 +17,18 @@ from rich.console import Console
 
 from sim.process.interrupts import telling
 from sim.results.overview_words import show, write
-from sim.setup.parts import PARTS
-from sim.setup.refusals import SETTINGS
 from sim.study.cells import Cell, plan_cells
 from sim.study.conduct import answer, conduct, say
 from sim.study.dataset import read_cells
 from sim.study.launchers import OPTIONS, make_launcher
-from sim.study.plan import nearest, read_plan
+from sim.study.plan import read_plan
 from sim.study.rows import DONE, overview_of
 from sim.study.search import run_search, told
 from sim.values.code import project_digest
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
-OWN = ("name", "launcher", "output_dir", "retry")
 OF_LAUNCHERS = tuple(dict.fromkeys(key for keys in OPTIONS.values() for key in keys))
-TOP_LEVEL = (*PARTS, *SETTINGS, "system", "experiment", "devices")
 INCOMPLETE = 3
 
 
@@ -38,8 +36,8 @@ INCOMPLETE = 3
 def main(words: Sequence[str]) -> int:
     """Exit status, see above."""
     try:
-        options, overrides = sort_words(words)
-        plan = read_plan(options["name"]).with_last(overrides)
+        asked = read(verb_of("study"), words)
+        options, plan = asked.own, read_plan(asked.own["name"]).with_last(asked.overrides)
         output_dir = Path(options.get("output_dir", f"outputs/studies/{plan.name}"))
         given = {key: options[key] for key in OF_LAUNCHERS if key in options}
         launcher = make_launcher(options.get("launcher", "pool"), given)
@@ -68,29 +66,6 @@ def _tell(cells: Sequence[Cell], output_dir: Path) -> None:
     found = overview_of(row for row in read_cells(output_dir).to_dicts() if row["key"] in keys)
     write(found, output_dir)
     show(found, Console())
-
-
-def sort_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The study's own options, and the overrides. Raise ValueError for a word that is neither."""
-    options: dict[str, str] = {}
-    overrides: list[str] = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals and key in (*OWN, *OF_LAUNCHERS):
-            options[key] = value
-        elif "." in key or key.startswith(("+", "~")) or key in TOP_LEVEL:
-            overrides.append(word)
-        else:
-            known = (*OWN, *OF_LAUNCHERS, *TOP_LEVEL)
-            raise ValueError(
-                f"{word} is no option{nearest(key, known)}; a study has"
-                f" {', '.join((*OWN, *OF_LAUNCHERS))}, and every override of moelab run"
-            )
-    if "name" not in options:
-        raise ValueError("which study? name=NAME of conf/study, or name=PATH of a file")
-    if options.get("retry", "no") not in ("yes", "no"):
-        raise ValueError(f"retry={options['retry']} must be yes or no")
-    return options, overrides
 
 
 if __name__ == "__main__":

@@ -240,9 +240,6 @@ VERBS = (
             Option("name", "name of the machine", Kind.NEW_NAME, is_needed=True),
             Option("device", "whose copies and experts", Kind.ONE, "cpu", ("cpu", "cuda", "host")),
             Option("size", "how much is measured", Kind.ONE, "full", SIZES),
-            Option(
-                "tables", "keep measured times of one model", Kind.ONE, "none", ("none", "model")
-            ),
             Option("seconds", "that it may take", Kind.NUMBER, "150", least=5),
             Option("facts", "a JSON file of all that was measured"),
             Option("output", "the file that is written", default="conf/hardware/NAME.yaml"),
@@ -250,19 +247,10 @@ VERBS = (
         (
             "real calibrate name=my_machine size=tiny output=my_machine.yaml",
             "real calibrate name=mine size=tiny facts=facts.json output=mine.yaml",
-            "real calibrate name=other size=tiny tables=model output=other.yaml",
+            "real calibrate name=other size=tiny seconds=60 output=other.yaml",
         ),
         "docs/machines.md",
         config="real",
-    ),
-    Verb(
-        "real probe",
-        MACHINES,
-        "real.probe",
-        "Measure what this machine's link to its GPU, its host calls and its kernels take.",
-        (Option("output", "where the facts go", default="facts.json"),),
-        ("real probe", "real probe output=mine.json", "suite missing device=cuda"),
-        "docs/kernels.md",
     ),
     Verb(
         "real quality_front",
@@ -383,30 +371,6 @@ VERBS = (
         ),
         "docs/fidelity.md",
         is_open=True,
-    ),
-    Verb(
-        "real bench_engine",
-        MACHINES,
-        "real.bench_engine",
-        "Measure the GPU's engine beside a bare loop of the same calls.",
-        (
-            Option("device", "host rehearses it", Kind.ONE, "cuda", ("cuda", "host")),
-            Option(
-                "model", "whose sizes", Kind.ONE, "qwen3_30b_a3b", ("qwen3_30b_a3b", "mixtral_8x7b")
-            ),
-            Option("size", "of the experts", Kind.ONE, "whole", ("whole", "tiny")),
-            Option(
-                "tokens", "how many are decoded", Kind.WHOLE, default="60 or 16, by model", least=2
-            ),
-            Option("share", "of the experts' bytes on the device", Kind.NUMBER, "0.25"),
-            Option("store_dir", "folder of the experts' file", default="a temporary one"),
-        ),
-        (
-            "real bench_engine device=host size=tiny tokens=4",
-            "real bench_engine",
-            "real bench_engine model=mixtral_8x7b share=0.5",
-        ),
-        "docs/gpu_run.md",
     ),
     Verb(
         "real closed_loop",

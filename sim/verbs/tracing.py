@@ -257,18 +257,6 @@ VERBS = (
         "docs/channels.md",
     ),
     Verb(
-        "capture repack",
-        TRACES,
-        "capture.repack",
-        "Write a trace's tables again, as small as parquet gets them.",
-        (),
-        ("capture repack my_trace", "capture repack few", "capture repack counted"),
-        "docs/captures.md",
-        places="TRACE",
-        least_places=1,
-        most_places=1,
-    ),
-    Verb(
         "capture check_synthesis",
         TRACES,
         "capture.check_synthesis",

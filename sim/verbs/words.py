@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sim.process.drivers import has_cuda
@@ -49,8 +49,8 @@ LISTED = {
 
 @dataclass(frozen=True)
 class Words:
-    """What a command line gave: ``own`` options by key, with their defaults; ``overrides`` for the
-    configuration, in order; ``places``, the words without ``=``; ``flags``, which begin with -.
+    """What a command line gave: ``own`` options by key; ``overrides`` for the configuration, in
+    order; ``places``, the words without ``=``; ``flags``, which begin with -.
     """
 
     own: Mapping[str, str]
@@ -97,6 +97,20 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
             f"missing {' and '.join(f'{key}=...' for key in missing)}; {way_to_help(verb)}"
         )
     return Words(own, tuple(overrides), tuple(places), tuple(flags))
+
+
+def read_all(name: str, arguments: Iterable[str]) -> Words:
+    """The words for a verb of this name, and the defaults of the options that none of them has,
+    but for a folder of results: that is a new one.
+
+    Raise ValueError as `read` does.
+    """
+    verb = by_words()[name]
+    words = read(verb, arguments)
+    usual = {
+        one.key: one.default for one in verb.options if one.default and one.kind is not Kind.FOLDER
+    }
+    return replace(words, own={**usual, **words.own})
 
 
 def is_place(word: str, keys: Iterable[str] | None = ()) -> bool:

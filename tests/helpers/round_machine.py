@@ -9,21 +9,23 @@ from sim.machine.link import Link
 from sim.machine.model import Model
 
 
-def machine(**changes: Any) -> Hardware:
-    """A machine that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch.
+def compute(**changes: Any) -> Compute:
+    """A device that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch."""
+    values: dict[str, Any] = {
+        "peak_tflops": 2.0,
+        "flops_efficiency": 0.5,
+        "memory_gb_per_s": 200.0,
+        "memory_efficiency": 0.5,
+        "launch_us": 2.0,
+        "dense_launches": 4,
+        "expert_launches": 3,
+        "tail_launches": 1,
+    }
+    return Compute(**(values | changes))
 
-    Its two links reach 5 and 1 GB/s.
-    """
-    compute = Compute(
-        peak_tflops=2.0,
-        flops_efficiency=0.5,
-        memory_gb_per_s=200.0,
-        memory_efficiency=0.5,
-        launch_us=2.0,
-        dense_launches=4,
-        expert_launches=3,
-        tail_launches=1,
-    )
+
+def machine(**changes: Any) -> Hardware:
+    """A machine of that device. Its two links reach 5 and 1 GB/s."""
     values: dict[str, Any] = {
         "name": "m",
         "preset": "roofline",
@@ -31,7 +33,7 @@ def machine(**changes: Any) -> Hardware:
         "memory_gib": 1.0,
         "reserved_gib": 0.25,
         "links": {"near": Link(10.0, 0.5, 6.0), "far": Link(2.0, 0.5, 80.0)},
-        "compute": compute,
+        "compute": compute(),
         "source": "paper",
     }
     return Hardware(**(values | changes))

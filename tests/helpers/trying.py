@@ -1,13 +1,26 @@
-"""A pool of processes and a bar that note what they are asked for, and start nothing."""
+"""Pools of processes and a bar that start nothing."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
 SPAWNED = "by spawn"
+
+
+class Inline(Executor):
+    """An executor that runs what it is given at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except ValueError as error:
+            future.set_exception(error)
+        return future
 
 
 class Pool:

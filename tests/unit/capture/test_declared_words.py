@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import pytest
-
 from capture.fit import Training
 from capture.importers.formats import FORMATS
 from capture.recording.settings import Settings
@@ -31,10 +29,3 @@ def test_every_format_that_is_imported_is_declared() -> None:
     option = verb_of("import").option("format")
     assert option is not None
     assert set(FORMATS) <= set(option.values)
-
-
-def test_every_word_of_quality_and_validation_is_declared() -> None:
-    requests = pytest.importorskip("real.lossy.requests")
-    validate = pytest.importorskip("real.validate")
-    assert set(requests.OWN) <= declared("quality")
-    assert set(validate.OWN) <= declared("validate")

@@ -126,6 +126,7 @@ def test_a_run_learns(name: str, tmp_path: Path) -> None:
     stream.ids[:] = np.arange(600) % 7
     state = RunState.start(replace(ALL[name], tokens=24 * 60, warmup_steps=5), stream)
     train(state, tmp_path / "run_state.pt", save_every=1000)
+    assert state.losses[0] == pytest.approx(np.log(300), abs=0.3)
     assert np.mean(state.losses[-5:]) < 0.75 * np.mean(state.losses[:5])
 
 

@@ -17,8 +17,9 @@ from sim.machine.hardware import NEVER
 from sim.study.trials import trial
 from sim.values.places import ROOT
 
-DATA = ROOT / ".." / "shared" / "gpu" / "h100"
-"""What the measured H100 left, where it is at hand."""
+MEASURED = "h100_sxm_pcie5_measured"
+OURS = ROOT / "real" / "results" / "nvidia_h100_80gb_hbm3" / "2026-11-27"
+"""What the H100s left that the file was made of."""
 
 
 def test_it_prints_both_tables_and_leaves_with_1_where_a_line_is_missed(
@@ -56,6 +57,17 @@ def test_kept_tokens_of_phone_runs_that_are_not_in_the_folder_stay(
     assert found[: len(again)] == again
     assert found[len(again) :] == [pair for pair in tokens if pair.basis != tokens[0].basis]
     assert len({pair.basis for pair in found}) == 3
+
+
+def test_a_report_of_the_suite_gives_the_kept_pairs_of_its_machine() -> None:
+    """Kept pairs of other machines stay."""
+    kept = [pair for pair in read_pairs() if pair.source == "validation"]
+    found = fidelity.gather.of_validation(OURS)
+    assert [(p.machine, p.run, p.predicted_s) for p in found] == [
+        (p.machine, p.run, pytest.approx(p.predicted_s)) for p in kept if p.machine == "H100"
+    ]
+    assert len(found) < len(kept)
+    assert fidelity.gather.of_validation(ROOT) == []
 
 
 def test_a_run_without_a_pair_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +118,6 @@ def test_a_machine_that_says_another_error_is_told_and_missed(
     assert "its pairs say" in capsys.readouterr().out.replace("\n", " ")
 
 
-MEASURED = "h100_sxm_pcie5_measured"
-OURS = ROOT / "real" / "results" / "nvidia_h100_80gb_hbm3" / "2026-11-27"
-"""What the H100s left that the file was made of."""
-
-
 @pytest.mark.parametrize(("system", "share"), [("lru", 0.6), ("load_on_demand", 0.4)])
 def test_a_kept_time_is_what_the_machines_file_gives_today(system: str, share: float) -> None:
     """Else what is kept is of another simulator: moelab fidelity data=DIR makes it anew."""
@@ -126,7 +133,6 @@ def test_a_kept_time_is_what_the_machines_file_gives_today(system: str, share: f
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not DATA.exists(), reason="what the H100 left is not here")
 def test_the_machine_of_the_catalogue_is_what_its_data_make(tmp_path: Path) -> None:
     facts, params = calibrating_facts(OURS, calibrating_runs(OURS))
     write_machine(tmp_path, OURS, facts, params, contention=True, name=MEASURED)

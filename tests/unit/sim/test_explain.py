@@ -441,9 +441,7 @@ def test_why_nothing_was_queued_is_told_by_rank_and_by_budget(
         (["expert=0", "step=2"], "give either layer= or site="),
         (["site=1", "layer=1", "expert=0", "step=2"], "give either layer= or site="),
         (["site=1", "step=2"], "missing expert="),
-        (["site=x", "expert=0", "step=2"], "site=x must be a whole number"),
-        (["site=1", "site=1", "step=2"], "each once"),
-        (["site=-1", "expert=0", "step=2"], "site=-1 must be a whole number"),
+        (["site=1", "expert=0", f"step={10**40}"], "must be at most 1000000000"),
         (
             ["site=1", "expert=3", "step=2"],
             "expert=3 is not one of this run's 3; give expert=0 to 2",

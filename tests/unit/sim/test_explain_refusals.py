@@ -119,11 +119,11 @@ def test_of_many_tokens_three_are_named() -> None:
     assert "for 4 tokens; fp16 was wanted, fp16 served." in found
 
 
-@pytest.mark.parametrize("words", [[], ["site=1", "expert=0", "step=2"]])
-def test_the_run_comes_first(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    told = f"the first argument must be RUN, a run's output directory: {USAGE}"
-    assert capsys.readouterr().err == f"explain: {told}\n"
+def test_a_run_and_a_lookup_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["site=1", "expert=0", "step=2"]) == 2
+    assert capsys.readouterr().err.startswith("explain: missing RUN")
+    assert main(["run", "expert=0", "step=2"]) == 2
+    assert capsys.readouterr().err == f"explain: give either layer= or site=: {USAGE}\n"
     given = {"site": 1, "expert": 0, "step": 2}
     assert parse(["run", "site=1", "expert=0", "step=2"]) == ("run", given)
     assert parse(["./run=1", "site=1", "expert=0", "step=2"])[0] == "./run=1"

@@ -24,7 +24,6 @@ from sim.verbs.verb import Verb
 
 OF_DEVELOPERS = {
     "capture.calibrate",
-    "capture.corpus",
     "capture.passages",
     "capture.train_tiny",
     "sim.moelab",

@@ -6,15 +6,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
+from helpers.trying import Inline
 from sim import whatif
 from sim.answers.breakeven import crossing
 from sim.answers.whatif import Row
@@ -26,18 +25,6 @@ from sim.workload.steps import Limits
 
 SHORT = ["trace.max_sequences=1", "hardware.memory_gib=96"]
 SHORTER = [*SHORT, "workload.prompt_tokens=4", "workload.decode_tokens=4"]
-
-
-class Inline(Executor):
-    """An executor that runs what it is given at once."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except ValueError as error:
-            future.set_exception(error)
-        return future
 
 
 @pytest.fixture(autouse=True)

@@ -251,9 +251,7 @@ def test_a_gather_slower_than_any_machines_makes_a_file_that_can_be_read(tmp_pat
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["name=My"], "name='My' must be lower-case letters"),
-        (["name=x", "device=tpu"], "device=tpu; allowed: cpu, cuda, host"),
-        (["name=x", "seconds=1"], "seconds=1 must be a number from 5 to 3600"),
+        (["name=x", "seconds=3601"], "seconds=3601 must be at most 3600"),
         (["name=h200_sxm_pcie5"], "must be a new file"),
         (["name"], "'name' is no KEY=VALUE"),
     ],

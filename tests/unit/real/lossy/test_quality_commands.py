@@ -108,10 +108,8 @@ def test_fates_share_is_fitted_on_fit_sequences_and_within_the_loss(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "fit=(nothing)"),
-        (["fit=widths", "tolerated=zero"], "tolerated=zero must be a number"),
         (["fit=widths", "tolerated=0"], "must be above 0"),
-        (["fit=widths", "system=lru"], "'system=lru' is no key=value"),
+        (["fit=widths", "system=lru"], "'system=lru' is no word of a fit"),
         (["fit=sparsity", "trace=tiny_switch"], "channels are left out of experts"),
         (["fit=widths", "trace=none"], "none"),
     ],
@@ -128,18 +126,13 @@ def test_wrong_words_for_a_fit_are_refused(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["loop=ajar"], "unknown loop=ajar; known: open, closed, both"),
-        (["group=many"], "group=many must be a whole number"),
-        (["quantiser=rows"], "unknown quantiser=rows"),
+        (["quantiser=rows"], "rows is none of groups, channels"),
         (["system=hobbit", "precision=mxfp4"], "no quantiser makes precision mxfp4"),
         (["prompts=heldout"], "weights=DIR"),
         (["prompts=heldout", "trace=tiny_mixtral"], "give one of them"),
-        (["system=hobit"], "hobit"),
         (["system=lru", "workload=static_4"], "choose workload=sequential"),
         (["system=lru", "weights=capture/assets/tiny_qwen2moe"], "was captured from"),
-        (["weights="], "give weights=VALUE, once"),
         (["limit=3"], "limit=3 is for the harness: say which tasks=a,b"),
-        (["tasks=mine", "task_dir=nowhere"], "task_dir=nowhere is no folder"),
     ],
 )
 def test_wrong_words_for_quality_are_refused_and_leave_nothing(

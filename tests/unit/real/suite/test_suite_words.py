@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -125,6 +126,10 @@ def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_un
     assert "| replay | done |" in page
     # It once needed a trace that no bundle holds.
     assert "| engine | done |" in page
+    for row in json.loads((tmp_path / "there" / "results" / "engine.json").read_text())["rows"]:
+        told = row["result"]
+        assert told["ratio"] == pytest.approx(told["engine_ms"] / told["bare_ms"], rel=0.01)
+        assert told["engine_misses"] > 0 < told["bare_misses"]
 
 
 @pytest.mark.thorough

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from helpers.trying import Inline
 from sim import export
 from sim.answers.engine_flags import Flags, on_host, read_flags, words_of
 from sim.answers.export import Search, Tried, even, exported
@@ -50,18 +51,6 @@ UNEQUAL = (
     "+hardware.devices.others.slow.link=${hardware.links.pcie}",
 )
 """A second GPU with half of the memory."""
-
-
-class Inline(Executor):
-    """An executor that runs what it is given at once."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except ValueError as error:
-            future.set_exception(error)
-        return future
 
 
 def simulate(words: Sequence[str]) -> Future[Trial]:

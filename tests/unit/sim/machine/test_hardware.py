@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from helpers import round_machine
+from helpers.round_machine import compute
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, Contention
 from sim.machine.devices import Devices, Peer
-from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.hardware import Cpu, Hardware
 from sim.machine.link import Link
 from sim.machine.measured import Measured
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap
@@ -27,21 +29,6 @@ def link(**changes: Any) -> Link:
     return Link(**({"peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0} | changes))
 
 
-def compute(**changes: Any) -> Compute:
-    """A device that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch."""
-    values: dict[str, Any] = {
-        "peak_tflops": 2.0,
-        "flops_efficiency": 0.5,
-        "memory_gb_per_s": 200.0,
-        "memory_efficiency": 0.5,
-        "launch_us": 2.0,
-        "dense_launches": 4,
-        "expert_launches": 3,
-        "tail_launches": 1,
-    }
-    return Compute(**(values | changes))
-
-
 def cpu(**changes: Any) -> Cpu:
     values: dict[str, Any] = {
         "peak_tflops": 0.1,
@@ -54,17 +41,7 @@ def cpu(**changes: Any) -> Cpu:
 
 
 def machine(**changes: Any) -> Hardware:
-    values: dict[str, Any] = {
-        "name": "m",
-        "preset": "roofline",
-        "validated": "none",
-        "memory_gib": 1.0,
-        "reserved_gib": 0.25,
-        "links": {"pcie": link()},
-        "compute": compute(),
-        "source": "paper",
-    }
-    return Hardware(**(values | changes))
+    return round_machine.machine(**{"links": {"pcie": link()}} | changes)
 
 
 def loaded(name: str) -> Any:

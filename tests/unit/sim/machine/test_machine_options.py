@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from helpers import round_machine
+from helpers.round_machine import small
 from sim.machine.hardware import Compute, Cpu, Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Scattered
@@ -22,53 +24,13 @@ POINTS = [[1, 10.0], [3, 20.0], [5, 60.0]]
 
 
 def compute(**changes: Any) -> Compute:
-    """A device that reaches 1 TFLOP/s and 100 GB/s, with launches of 1 us.
-
-    Dense work takes two launches, an expert three.
-    """
-    values: dict[str, Any] = {
-        "peak_tflops": 2.0,
-        "flops_efficiency": 0.5,
-        "memory_gb_per_s": 200.0,
-        "memory_efficiency": 0.5,
-        "launch_us": 1.0,
-        "dense_launches": 2,
-        "expert_launches": 3,
-        "tail_launches": 1,
-    }
-    return Compute(**(values | changes))
+    """With launches of 1 us, two of them for dense work."""
+    return round_machine.compute(**{"launch_us": 1.0, "dense_launches": 2} | changes)
 
 
 def machine(**changes: Any) -> Hardware:
-    values: dict[str, Any] = {
-        "name": "m",
-        "preset": "roofline",
-        "validated": "none",
-        "memory_gib": 1.0,
-        "reserved_gib": 0.25,
-        "links": {"pcie": Link(10.0, 0.5, 6.0)},
-        "compute": compute(),
-        "source": "a test",
-    }
-    return Hardware(**(values | changes))
-
-
-def small(**changes: Any) -> Model:
-    """A model with 240 dense parameters a layer and experts of 384 (see test_model)."""
-    values: dict[str, Any] = {
-        "name": "small",
-        "sites": 3,
-        "experts": 4,
-        "top_k": 2,
-        "hidden": 8,
-        "expert_intermediate": 16,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 4,
-        "vocab": 10,
-        "source": "a test",
-    }
-    return Model(**(values | changes))
+    one: dict[str, Any] = {"links": {"pcie": Link(10.0, 0.5, 6.0)}, "compute": compute()}
+    return round_machine.machine(**one | changes)
 
 
 def durations(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from helpers.round_machine import small
 from sim.machine.attention import LatentAttention
 from sim.machine.model import Model
 from sim.setup.sections import make_object
@@ -22,23 +23,6 @@ LATENT = LatentAttention(query_rank=0, kv_rank=4, rope_dim=2, nope_dim=2, value_
 def conf(name: str) -> Model:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
-
-
-def small(**changes: Any) -> Model:
-    values: dict[str, Any] = {
-        "name": "small",
-        "sites": 3,
-        "experts": 4,
-        "top_k": 2,
-        "hidden": 8,
-        "expert_intermediate": 16,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 4,
-        "vocab": 10,
-        "source": "paper",
-    }
-    return Model(**(values | changes))
 
 
 def total_params(model: Model) -> int:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from helpers.round_machine import compute, machine, small
 from sim.machine.attention import LatentAttention
-from sim.machine.hardware import Compute, Hardware
-from sim.machine.link import Link
-from sim.machine.model import Model
 from sim.machine.roofline import Roofline
 from sim.values.types import Step
 
@@ -22,26 +20,8 @@ def durations(draft_layers: int = 0, **changes: Any) -> Roofline:
 
     A layer has 240 parameters.
     """
-    compute = Compute(
-        2.0, 0.5, 200.0, 0.5, launch_us=1.0, dense_launches=2, expert_launches=1, tail_launches=1
-    )
-    machine = Hardware(
-        "m", "roofline", "none", 1.0, 0.25, (Link(10.0, 0.5, 6.0),), compute, "a test"
-    )
-    values: dict[str, Any] = {
-        "name": "small",
-        "sites": 3,
-        "experts": 4,
-        "top_k": 2,
-        "hidden": 8,
-        "expert_intermediate": 16,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 4,
-        "vocab": 10,
-        "source": "a test",
-    }
-    return Roofline(Model(**(values | changes)), machine, ("fp16",), draft_layers=draft_layers)
+    times = compute(launch_us=1.0, dense_launches=2, expert_launches=1)
+    return Roofline(small(**changes), machine(compute=times), ("fp16",), draft_layers=draft_layers)
 
 
 def step(rows: int, token: int, decode: bool, sequences: tuple[int, ...] = (0,)) -> Step:

@@ -71,7 +71,7 @@ def test_a_run_whose_hits_are_told_and_its_slots_are_not_is_refused_before_any_r
     file = tmp_path / "mine.csv"
     head = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
     file.write_text(head + "a,https://x,m,10,0.5,,,system=lru\n")
-    assert command.main(["field=nowhere", f"runs={file}"]) == 2
+    assert command.main([f"field={tmp_path}", f"runs={file}"]) == 2
     assert "run a tells hits of 0.5, so its words need one budget.resident_share=N" in (
         capsys.readouterr().err
     )
@@ -175,22 +175,22 @@ def test_runs_of_a_file_are_judged_by_the_command(
     monkeypatch.setattr(
         command, "rows", lambda gates, of: [Row(one, speeds[one.name], 0.5, "g") for one in of]
     )
-    assert command.main(["field=gates", f"runs={file}"]) == 0
+    assert command.main([f"field={file.parent}", f"runs={file}"]) == 0
     told = capsys.readouterr().out
     assert "+10.0 %" in told
     assert "holds" in told
     assert "omlx" not in told, "figures of the project's own file are left out"
     speeds["b"] = 29.0
-    assert command.main(["field=gates", f"runs={file}"]) == 1
+    assert command.main([f"field={file.parent}", f"runs={file}"]) == 1
     assert "MISSED" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["runs=x.csv"], "say field=DIR, too"),
-        (["field=gates", "runs=nowhere.csv"], "nowhere.csv"),
-        (["field=gates", "runs=x.csv", "paper=fate"], "paper= says nothing"),
+        ([f"runs={__file__}"], "say field=DIR, too"),
+        (["field=docs", "runs=nowhere.csv"], "nowhere.csv"),
+        (["field=docs", f"runs={__file__}", "paper=fate"], "paper= says nothing"),
     ],
 )
 def test_runs_without_gates_and_a_file_that_is_not_there_are_refused(

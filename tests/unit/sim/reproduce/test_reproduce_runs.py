@@ -279,12 +279,10 @@ def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("paper=shannon", "unknown paper=shannon"),
-        ("speed=9", "unknown argument 'speed=9'"),
-        ("processes=0", "processes=0"),
+        ("paper=shannon", "shannon is none of hobbit"),
         ("processes=65", "processes=65"),
-        ("phone=/nowhere", "qwen.route.csv is not there"),
-        ("field=there paper=fate", "field=there goes alone: paper= says nothing"),
+        (f"phone={ROOT}", "qwen.route.csv is not there"),
+        (f"field={ROOT} paper=fate", "goes alone: paper= says nothing"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused_in_one_line(

@@ -100,6 +100,8 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     monkeypatch.setattr(command, "published", lambda file: file.name)
     for name in ("figures", "splits", "prompts"):
         monkeypatch.setattr(command, name, lambda name=name: name)
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
     assert command.main(["field=there"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"table {[Path('there'), 'field.csv']}",
@@ -122,9 +124,9 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     monkeypatch.setattr(command, "worked", lambda paper, found: [])
     monkeypatch.setattr(command.report, "write", lambda *told: None)
     monkeypatch.setattr(command.report, "show", lambda *told: None)
-    told = ["paper=fate,floe", "phone=p", "recorded=m:d", f"output_dir={tmp_path}"]
+    told = ["paper=fate,floe", "phone=there", "recorded=m:d", f"output_dir={tmp_path}"]
     assert command.main(told) == 0
-    assert capsys.readouterr().out.startswith("phone p\n")
+    assert capsys.readouterr().out.startswith("phone there\n")
     assert recorded == ["m:d", "m:d"]
     monkeypatch.setattr(command, "has_gains", lambda paper: False)
     assert command.main(told) == 2

@@ -14,13 +14,15 @@ import pytest
 
 from sim.study import __main__ as command
 from sim.study import rows
-from sim.study.__main__ import main, sort_words
+from sim.study.__main__ import OF_LAUNCHERS, main
 from sim.study.cells import Cell
 from sim.study.conduct import Conducted, answer, axes_of, conduct
 from sim.study.dataset import read_cells
 from sim.study.plan import Plan
 from sim.study.rows import Row, axis_types, make_row
 from sim.values.code import project_digest
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 
 def cell(number: int) -> Cell:
@@ -130,32 +132,11 @@ def test_a_column_has_the_values_of_all_cells_that_vary_its_key() -> None:
 
 
 def test_words_are_options_of_the_study_or_overrides_of_every_cell() -> None:
-    words = ["name=a=b", "workers=2", "seed=1", "cache.scope=site", "+x=1", "~y", "experiment=e"]
-    assert sort_words([*words, "retry=yes", "cache=lru"]) == (
-        {"name": "a=b", "workers": "2", "retry": "yes"},
-        ["seed=1", "cache.scope=site", "+x=1", "~y", "experiment=e", "cache=lru"],
-    )
-    assert sort_words(["name=a", "devices=layers_2"])[1] == ["devices=layers_2"]
-    assert sort_words(["name=a", "retry=no"])[0]["retry"] == "no"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "^which study\\? name=NAME of conf/study, or name=PATH of a file$"),
-        (["name"], "^name is no option \\(did you mean name\\?\\); a study has name, launcher,"),
-        (
-            ["worker=2"],
-            "^worker=2 is no option \\(did you mean workers\\?\\); a study has name, launcher,"
-            " output_dir, retry, workers, address, batch, cluster, partition, timeout_min, mem_gb,"
-            " account, qos, and every override of moelab run$",
-        ),
-        (["name=a", "retry="], "^retry= must be yes or no$"),
-    ],
-)
-def test_a_word_that_is_neither_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sort_words(words)
+    over = ("seed=1", "cache.scope=site", "+x=1", "~y", "devices=layers_2", "cache=lru")
+    words = read(verb_of("study"), ["name=a=b", "workers=2", *over, "retry=yes"])
+    assert words.own == {"name": "a=b", "workers": "2", "retry": "yes"}
+    assert words.overrides == over
+    assert set(OF_LAUNCHERS) <= {one.key for one in verb_of("study").options}
 
 
 @pytest.fixture

@@ -266,32 +266,3 @@ def test_presets_have_the_shape_of_their_model_and_say_that_the_load_is_syntheti
     assert preset.name == f"synthetic_{name}"
     trace = synthesize(preset, tokens=2)
     assert trace.ids.shape == (2, shape[0], shape[2])
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"tokens": 0}, "tokens=0 must be a whole number >= 1"),
-        ({"tokens": 2.5}, "tokens=2.5 must be a whole number"),
-        ({"sequences": 0}, "sequences=0 must be a whole number >= 1"),
-        ({"prompt_tokens": -1}, "prompt_tokens=-1 must be a whole number >= 0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"persistence": 1.0}, "persistence=1.0 must be below 1"),
-        ({"persistence": -0.1}, "persistence=-0.1"),
-        ({"skew": float("nan")}, "skew=nan"),
-        ({"skew": 9.0}, "skew=9.0 must be at most 8"),
-        ({"lookahead": 5}, "lookahead=5 must be below sites=5"),
-        ({"lookahead_accuracy": 1.1}, "lookahead_accuracy=1.1 must be at most 1"),
-    ],
-)
-def test_a_parameter_out_of_its_range_is_refused_with_its_value(given, told):
-    with pytest.raises(ValueError, match=r".") as refused:
-        make(**given)
-    assert told in str(refused.value)
-
-
-def test_a_shape_that_cannot_route_is_refused():
-    with pytest.raises(ValueError, match="top_k=20 must be at most experts=16"):
-        synthesize(replace(SHAPE, top_k=20), tokens=1)
-    with pytest.raises(ValueError, match="sites=0"):
-        synthesize(replace(SHAPE, sites=0), tokens=1)

@@ -20,7 +20,6 @@ NOT_RUN = {
     "certify": "its certificates are of the leaderboard",
     "study": "its searches take many minutes",
     "reproduce": "it takes an hour",
-    "capture repack": "its traces are those of other examples",
     "capture check_synthesis": "it takes many minutes",
 }
 """Verbs whose examples no test runs, and why. Those of a device are with `real`'s own tests."""

@@ -158,7 +158,6 @@ real calibrate: seconds 5
 real quality_front: group 1
 real quality_fit: texts 1
 real quality_figures: fit 1 eval 1
-real bench_engine: tokens 2
 real closed_loop: group 1
 """
 """The least numbers of options, where it is not 0."""
@@ -170,7 +169,7 @@ PLACES = {
     (0, 1): "get suite",
 }
 """How many words without ``=`` there must be, and may be; two verbs have a space in their name."""
-SPACED = {"capture repack": (1, 1), "real quality_front": (1, 1)}
+SPACED = {"real quality_front": (1, 1)}
 
 
 def test_words_without_a_key_are_as_many_as_a_verb_takes() -> None:

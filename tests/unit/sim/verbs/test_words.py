@@ -236,7 +236,7 @@ def test_a_number_is_checked_by_its_least() -> None:
             check_value(option, text)
 
 
-@pytest.mark.parametrize("name", ["real", "real bench_engine", "real calibrate", "capture"])
+@pytest.mark.parametrize("name", ["real", "real calibrate", "capture"])
 def test_a_gpu_is_refused_where_there_is_no_driver_before_anything_is_loaded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,6 @@
-"""The probe's arithmetic, and what it says without a GPU; its figures need one."""
+"""The probe's arithmetic; its figures need a GPU."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from helpers.fake_runtime import FakeRuntime
 from real.cuda.arena import PinnedArena
 from real.cuda.probing import REPEATS, copies, gathers, gathers_bytes, quantiles
 from real.cuda.timing import summarise
-from real.probe import main
 
 
 class Clocked(FakeRuntime):
@@ -67,15 +64,3 @@ def test_quantiles_and_shares_by_hand() -> None:
         20e9,
         0.5,
     )
-
-
-def test_without_a_gpu_or_a_folder_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert main([f"output={tmp_path / 'facts.json'}"]) == 2
-    assert "there is no CUDA device here" in capsys.readouterr().err
-    assert main([f"output={tmp_path / 'nowhere' / 'facts.json'}"]) == 2
-    assert "is no folder" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
