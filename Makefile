@@ -46,8 +46,8 @@ engine: $(VENV)/.engine
 	  $(addprefix tests/differential/test_,engine_against_reference.py simple_runs.py)
 	$(BIN)/python tests/bench/engine_speed.py
 
-# The core and the engine in machine code (mypyc): a wheel of the same source, in a venv of its own, with its tests, its
-# comparison with the reference, and its results and speed beside the checkout's.
+# Core, engine and what HOBBIT does at gates in machine code (mypyc): a wheel of the same source, in a venv of its own,
+# with its tests, its comparison with the reference, and its results and speed beside the checkout's.
 compiled: $(VENV)/.test
 	PYTHON=$(BIN)/python .ci/compiled
 

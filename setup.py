@@ -29,8 +29,16 @@ COMPILED: dict[str, tuple[str, ...]] = {
     "sim/engine/engine.py": ("Engine",),
     "sim/engine/links.py": ("Link", "PagedLink", "ChunkedLink", "SharedLink"),
     "sim/engine/stream.py": ("Line", "Stream"),
+    "sim/policies/by_score.py": ("ByScore",),
+    "sim/policies/scored.py": ("Scored",),
+    "sim/policies/weighted_terms.py": ("WeightedTerms",),
+    "sim/workload/gates.py": (),
 }
-"""What runs at every gate and transfer, with the classes from which other modules derive."""
+"""What runs at every gate and transfer, with the classes from which other modules derive.
+
+Of policies these are classes without settings. Machine code would refuse a setting of a wrong type
+before its policy could name it, and would take ``true`` for 1.
+"""
 MAY_BE_DERIVED_FROM = "@mypyc_attr(allow_interpreted_subclasses=True)"
 STAGED = Path("build", "compiled")
 TYPES = """

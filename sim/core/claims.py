@@ -175,16 +175,17 @@ class Claims:
         found = state[wanted]
         if found <= UNUSED or len(self._rows) == 1:
             return wanted
-        higher = range(wanted - plane, -1, -plane)
-        for key in higher:
+        key = wanted - plane
+        while key >= 0:
             if state[key] <= UNUSED:
                 return key
+            key -= plane
         if self.loader.low_for_high:
             for key in range(wanted + plane, len(state), plane):
                 if state[key] <= UNUSED:
                     return key
         if found != IN_FLIGHT:
-            for key in higher:
+            for key in range(wanted - plane, -1, -plane):
                 if state[key] == IN_FLIGHT:
                     return key
         return wanted

@@ -318,29 +318,30 @@ class Controller(Lookups):
         wanted: Sequence[int] = (
             [constant] * len(needs) if constant is not None else self.selector.select(gate, self)
         )
-        state, plane = self.state, self._plane
-        admitted = list(needs)
-        if any(wanted):
-            admitted = [
-                key + p * plane if p >= 0 else SKIP for key, p in zip(needs, wanted, strict=True)
-            ]
-        serving_alone, is_served_by_others = self._serving_alone, False
-        for place, key in enumerate(admitted):
-            if state[key] > UNUSED and key >= serving_alone:
-                admitted[place] = serving = self._serving(key)
+        state, plane, serving_alone = self.state, self._plane, self._serving_alone
+        admitted, has_skips, is_served_by_others = list(needs), False, False
+        for place, p in enumerate(wanted):
+            if p < 0:
+                admitted[place], has_skips = SKIP, True
+                continue
+            key = needs[place] + p * plane
+            if key >= serving_alone:
+                admitted[place] = serving = self._serving(key) if state[key] > UNUSED else key
                 is_served_by_others |= serving != key
         keys, asked = admitted, wanted
-        if SKIP in admitted:
+        if has_skips:
             keys, asked = [k for k in admitted if k != SKIP], [p for p in wanted if p >= 0]
         protection.pins = keys
         if self._prefetches_of[site] or self._cancels_all:
             self._cancel_passed(site, keys)
-        key_bytes, outcomes = self._key_bytes, [FOUND[state[key]] for key in keys]
+        key_bytes = self._key_bytes
+        outcomes: list[int] = []
         waits: dict[int, Transfer] = {}
-        for place, outcome in enumerate(outcomes):
+        for key in keys:
+            outcome = FOUND[state[key]]
             if outcome:
-                key = keys[place]
-                outcomes[place] = self._act(key, outcome, key_bytes[key], waits)
+                outcome = self._act(key, outcome, key_bytes[key], waits)
+            outcomes.append(outcome)
         if is_served_by_others:
             self._tell_precisions(keys, asked, outcomes)
         self.cache.on_requests(keys, asked, outcomes, gate)

@@ -42,7 +42,7 @@ NOT_COMPUTED: Final = int(Outcome.SKIP)
 USED: Final = int(PrefetchOutcome.USED)
 FIRST_USE: Final = -1
 """A hit on a variant that a prefetch brought. It becomes HIT before anyone sees it."""
-FOUND: Final = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
+FOUND: Final[tuple[int, ...]] = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
 """The outcome of a lookup, by the state of its serving key (the order of `sim.core.slots`)."""
 PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
 
@@ -152,7 +152,8 @@ class Lookups(Prefetches):
     ) -> None:
         """Tell hits at another precision than the one that was asked for from plain hits."""
         plane = self._plane
-        for place, (key, p) in enumerate(zip(keys, asked, strict=True)):
+        for place, key in enumerate(keys):
+            p = asked[place]
             if outcomes[place] == HIT and key // plane != p:
                 outcomes[place] = HIGH_FOR_LOW if key // plane < p else LOW_FOR_HIGH
 

@@ -298,14 +298,16 @@ class Prefetches(Transfers):
             if constant is not None
             else self.selector.select(choice, self)
         )
-        state, plane, keys = self.state, self._plane, choice.keys
+        state, plane, named = self.state, self._plane, choice.keys
         serving_alone = self._serving_alone
-        if any(wanted):
-            keys = [key + p * plane for key, p in zip(keys, wanted, strict=True) if p != SKIP]
-        return [
-            key if state[key] <= UNUSED or key < serving_alone else self._serving(key)
-            for key in keys
-        ]
+        keys: list[int] = []
+        for place, p in enumerate(wanted):
+            if p != SKIP:
+                key = named[place] + p * plane
+                if key >= serving_alone and state[key] > UNUSED:
+                    key = self._serving(key)
+                keys.append(key)
+        return keys
 
     # ---- queueing
 

@@ -98,7 +98,7 @@ class Engine(Stream):
         self._is_one_variant = controller.simple.gates
         # The time of a key's expert for one row; SKIP, which is -1, finds the 0 at the end.
         times = [time_ns for time_ns in self._one_token_ns for _ in range(self._units)]
-        self._key_ns = [*times, 0].__getitem__
+        self._key_ns = [*times, 0]
         self._links: Sequence[Link] = self._make_links()
         # What is asked of every link after each call. Unpacking a tuple is faster than attributes.
         self._polled = [
@@ -371,9 +371,12 @@ class Engine(Stream):
         """How long the needs of a simple gate take: all of them (wait_all), or those that are
         there.
         """
-        work_ns = sum(map(self._key_ns, self.controller.admitted))
+        work_ns, key_ns = 0, self._key_ns
+        for key in self.controller.admitted:
+            work_ns += key_ns[key]
         if waits and self._is_as_ready:
-            work_ns -= sum(map(self._key_ns, waits))
+            for key in waits:
+                work_ns -= key_ns[key]
         return work_ns
 
     def _enter_gate(self, now: int, waits: dict[int, Transfer] | None) -> None:

@@ -10,7 +10,7 @@ is written down, with its cause, when the stream goes on. Gates, steps and seque
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 from sim.core.controller import Controller
@@ -21,6 +21,7 @@ from sim.machine.durations import Durations
 from sim.machine.lanes import LanedDurations, in_proportion
 from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record
 from sim.values.types import SKIP, Outcome
+from sim.workload.gates import Walker
 from sim.workload.steps import Workload
 
 CPU: Final = int(Outcome.CPU)
@@ -196,7 +197,9 @@ class Stream(Line):
             for p in range(len(geometry.precisions))
             for site in range(geometry.sites)
         ]
-        self._gate = workload.gate()
+        # Machine code would take no other class than `StepGate`, and tests have gates of their own.
+        make_gate: Callable[[], Walker] = workload.gate
+        self._gate = make_gate()
         self.awaited: dict[int, int] = {}  # key -> row of its lookup
         self._cpu: deque[tuple[int, int, int]] = deque()  # of its needs: (end, key, row)
         self._cpu_alarm = Alarm(env, self._on_cpu_done)

@@ -7,14 +7,14 @@ The names exported here are public: configurations use them.
 | kind | modules |
 |---|---|
 | caches | recency, frequency, frequency_classes, queues, scores, expected_reuse, adaptive (ARC), popular, belady |
-| of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
+| of caches | pools (their base class), scored (that of caches by score), quotas and tensor_overrides, large_gates |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, expected_needs, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
 | precision selectors | precisions, reroutes, profile (what one is fitted with) |
 | placements, payloads | placements, payloads |
 | of all | base (the interfaces), requires (what a policy declares that it needs) |
 
-A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks by a number. It has a
+A new cache policy is a subclass of `Pooled`, or of `scored.Scored` if it ranks by a number. It has a
 file ``conf/cache/NAME.yaml`` that names its class, and a test (docs/add_policy.md).
 """
 

@@ -29,7 +29,9 @@ where a row names fewer, and their likelinesses. Rows do not depend on each othe
 """
 
 ScoreRule = Callable[[FloatArray], IntArray]
-"""A small number for each score, from an array of them to one of the same shape."""
+"""A small number for each score, from an array of them to one of the same shape. A choice of a trace
+has ``grades(rule)``, which asks a rule once for all gates of a run.
+"""
 
 
 class Choice(Protocol):
@@ -61,13 +63,6 @@ class Choice(Protocol):
     def experts(self) -> IntArray: ...
     @property
     def weights(self) -> FloatArray: ...
-
-
-class Graded(Choice, Protocol):
-    """A choice of a trace, whose scores are known before the run."""
-
-    def grades(self, rule: ScoreRule) -> Sequence[int]:
-        """What ``rule`` says of each score; it is asked once for all gates of a run."""
 
 
 class Gate(Choice, Protocol):

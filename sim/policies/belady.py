@@ -12,7 +12,7 @@ from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.policies.quotas import Quotas
 from sim.policies.requires import Given, Requires
-from sim.policies.scores import Floats, Scored, Within
+from sim.policies.scored import Floats, Scored, Within
 from sim.values.types import Cause, Geometry, PoolPlan
 from sim.values.units import require_flag
 

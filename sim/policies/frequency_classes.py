@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Gate
 from sim.policies.quotas import Quotas
-from sim.policies.scores import Floats, Scored, Within, number_within
+from sim.policies.scored import Floats, Scored, Within
+from sim.policies.scores import number_within
 from sim.values.types import Cause, Geometry, PoolPlan
 from sim.values.units import require_number
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.policies.quotas import Quotas
-from sim.policies.scores import Floats, Scored, Within
+from sim.policies.scored import Floats, Scored, Within
 from sim.values.types import Geometry, PoolPlan
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import Choice, FloatArray, Graded, IntArray, PrecisionSelector, Resident
+from sim.policies.base import Choice, PrecisionSelector, Resident
+from sim.policies.by_score import ByScore
 from sim.policies.requires import FitError, FitFile, Given, Requires, Shape
 from sim.values.types import SKIP
 from sim.values.units import part_of, require_flag, require_number
 
 QUALITY_FIT = "real quality_fit"
 """The command that measures losses and writes what follows from them as a fit."""
-
-
-LEAST = 2
-"""The grade of a score above both of HOBBIT's thresholds; smaller grades are precisions."""
 
 
 class Fixed(PrecisionSelector):
@@ -36,7 +33,7 @@ class Fixed(PrecisionSelector):
         return [0] * len(choice.needs)
 
 
-class ScoreThreshold(PrecisionSelector):
+class ScoreThreshold(ByScore):
     """Cheaper variants for experts that matter less.
 
     Let ``s`` be the share of gate weight ranked above an expert (0 for the first).
@@ -64,7 +61,7 @@ class ScoreThreshold(PrecisionSelector):
     ) -> None:
         self.precisions = _pair(high, low)
         self.quantiles = None if quantiles is None else tuple(quantiles)
-        self.low_above, self.skip_above = 0.0, 1.0
+        self.low_above, self.skip_above, self._rule = 0.0, 1.0, self._grade
         if low_above is not None and skip_above is not None:
             self._set(low_above, skip_above)
             self.quantiles = None
@@ -117,33 +114,6 @@ class ScoreThreshold(PrecisionSelector):
         if score <= self.low_above:
             return (0,)
         return (0, 1) if score <= self.skip_above else (0, 1, SKIP)
-
-    def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        wanted = self._graded(choice)
-        if LEAST in wanted:
-            site = choice.site
-            wanted = [
-                self._of_least(site, expert, resident) if grade == LEAST else grade
-                for expert, grade in zip(choice.needs, wanted, strict=True)
-            ]
-        return wanted
-
-    def _graded(self, choice: Choice) -> Sequence[int]:
-        """The grade of each need. Choices of a trace are graded for the whole run at once."""
-        if hasattr(choice, "grades"):
-            return cast("Graded", choice).grades(self._grade)
-        found: list[int] = self._grade(np.array(choice.scores, np.float64)).tolist()
-        return found
-
-    def _grade(self, scores: FloatArray) -> IntArray:
-        """The lines of the table by number: precisions, and LEAST."""
-        over_low: IntArray = (scores > self.low_above).astype(np.uint8)
-        return over_low + (scores > self.skip_above)
-
-    def _of_least(self, site: int, expert: int, resident: Resident) -> int:
-        lowest = len(self.precisions) - 1
-        is_there = any(resident.has(precision, site, expert) for precision in range(lowest + 1))
-        return lowest if is_there else SKIP
 
 
 class SkipLight(PrecisionSelector):

@@ -13,7 +13,7 @@ import numpy as np
 from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.policies.quotas import Quotas
-from sim.policies.scores import Within, as_slice
+from sim.policies.scored import Within, as_slice
 from sim.values.types import Cause, Geometry, PoolPlan
 from sim.values.units import part_of, require_number, require_range
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from sim.policies.base import Gate
 from sim.policies.quotas import Quotas
-from sim.policies.scores import Floats, Scored, as_slice
-from sim.values.types import Geometry, PoolPlan
+from sim.policies.weighted_terms import WeightedTerms
 
 
-class WeightedScore(Scored):
+class WeightedScore(WeightedTerms):
     """Lowest ``p`` first, ties lowest key first.
 
     ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)``.
@@ -48,52 +44,3 @@ class WeightedScore(Scored):
                 f" {dict(weights)}"
             )
         self.weights = tuple(float(weights[term]) for term in self.TERMS)
-
-    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        sites, self._plane = geometry.sites, geometry.plane
-        self._experts = [as_slice(keys % self._plane) for keys in self._keys]
-        """By pool, the same keys at precision 0."""
-        ahead = (np.arange(sites)[None, :] - np.arange(sites)[:, None] + sites) % sites
-        far = self.weights[3] * (1 - ahead / sites)
-        sites_of = [keys // geometry.units % sites for keys in self._keys]
-        self._far = [[of_site[at] for at in sites_of] for of_site in far]
-        """By the site of the last gate and by pool, the last term of each key."""
-        # The part of a score that is divided by T, and the quotient, by expert.
-        self._sum, self._quotient = np.zeros(self._plane), np.zeros(self._plane)
-        self._begin_sequence()
-        self._token, self._site = 1, 0
-
-    def _begin_sequence(self) -> None:
-        self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
-        self._sum[:] = self._quotient[:] = 0.0
-
-    def _scores_of(self, pool: int) -> Floats:
-        score: Floats = self._quotient[self._experts[pool]] + self._far[self._site][pool]
-        score += self._absent[self._within[pool]]
-        return score
-
-    def on_requests(
-        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
-    ) -> None:
-        plane, sums, quotients = self._plane, self._sum, self._quotient
-        w_lru, w_lfu, w_lhu, _ = self.weights
-        uses, high_uses = self._uses, self._high_uses
-        token, counts, self._site = gate.token, gate.tokens, gate.site
-        if token != self._token:
-            self._token = token
-            np.divide(sums, token, out=quotients)
-        if len(keys) < len(counts):
-            tokens_of = dict(zip(gate.keys, counts, strict=True))
-            counts = [tokens_of[key % plane] for key in keys]
-        recent = w_lru * token
-        for key, precision, count in zip(keys, wanted, counts, strict=True):
-            expert = key % plane
-            used = uses[expert] = uses[expert] + count
-            if precision == 0:
-                high_uses[expert] += count
-            sums[expert] = whole = (recent + w_lfu * used) + w_lhu * high_uses[expert]
-            quotients[expert] = whole / token
-
-    def on_sequence(self, sequence: int, begins: bool) -> None:
-        if begins:
-            self._begin_sequence()

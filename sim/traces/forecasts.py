@@ -8,6 +8,7 @@ expert. Cells are exact for the union of a whole prompt. `deal` makes rows with 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -305,27 +306,26 @@ def deal(
         return {}
     columns = {name: kept[name].to_numpy() for name in FORECAST_DTYPES}
     starts = _starts(columns)
-    ends = np.append(starts[1:], len(columns["step"]))
     mean = (columns["weight"] / columns["tokens"]).astype(np.float32)
+    step, sequence = columns["step"][starts], columns["sequence"][starts]
+    begins = np.flatnonzero((np.diff(step, prepend=-1) != 0) | (np.diff(sequence, prepend=-1) != 0))
+    cuts = [*starts[begins].tolist(), len(mean)]
     dealt: dict[tuple[int, int], DealtForecasts] = {}
-    for begin, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        pair = int(columns["step"][begin]), int(columns["sequence"][begin])
-        tokens = columns["tokens"][begin:end]
-        num_rows = int(tokens.sum()) // top_k
-        if pair not in dealt:
-            shape = (num_rows, sites, depth, top_k)
-            experts = np.full(shape, -1, np.int16)
-            dealt[pair] = DealtForecasts(
-                experts, np.zeros(shape, np.float32), np.zeros(shape, np.float64)
-            )
-        place = np.s_[:, columns["site"][begin], columns["ahead"][begin] - 1]
-        rows = dealt[pair]
+    for places, cells in zip(np.split(starts, begins[1:]), pairwise(cuts), strict=True):
+        # All places of a prompt have the same number of tokens: top_k for each of its rows.
+        cell = np.repeat(np.arange(*cells), columns["tokens"][slice(*cells)])
+        num_rows = len(cell) // (len(places) * top_k)
+        shape = (num_rows, sites, depth, top_k)
+        experts = np.full(shape, -1, np.int16)
+        rows = DealtForecasts(experts, np.zeros(shape, np.float32), np.zeros(shape, np.float64))
+        dealt[int(columns["step"][cells[0]]), int(columns["sequence"][cells[0]])] = rows
+        at = np.s_[:, columns["site"][places], columns["ahead"][places] - 1]
         for whole, values in (
             (rows.experts, columns["expert"]),
             (rows.weights, mean),
             (rows.scores, columns["score"]),
         ):
-            whole[place] = np.repeat(values[begin:end], tokens).reshape(top_k, num_rows).T
+            whole[at] = values[cell].reshape(len(places), top_k, num_rows).transpose(2, 0, 1)
     return dealt
 
 

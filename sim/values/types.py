@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sim.values.units import NS_PER_S
 
-SKIP = -1
+SKIP: Final = -1
 """A selector's answer for an expert that is not served at all."""
-REROUTE = -2
+REROUTE: Final = -2
 """Stands, among the answers that a selector permits, for any other expert (`rerouted`)."""
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sim.policies.base import FloatArray, IntArray, ScoreRule
 from sim.policies.requires import end_of_stack
 from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
-from sim.traces.routing import shares_above
+from sim.traces.routing import RoutingRule, shares_above
 from sim.traces.trace import DECODE, Trace
 
 Rows = slice | NDArray[np.int64]
@@ -206,22 +206,28 @@ class Choices:
 
     def _selected(self) -> tuple[IntArray, FloatArray]:
         """What the rules select from the rows' own lookahead scores: experts and weights."""
-        lookahead, name = self.trace.lookahead[self.norm], self.trace.header.name
+        lookahead, header = self.trace.lookahead[self.norm], self.trace.header
         experts = np.full((len(self.row), self.sites, self.depth, self.top_k), -1, np.int16)
         weights = np.zeros(experts.shape, np.float32)
+        places: dict[RoutingRule, list[tuple[int, int]]] = {}
         for site, reach in enumerate(self.reach):
             for j in range(1, reach + 1):
-                rule = self.trace.header.sites[site + j].rule
+                rule = header.sites[site + j].rule
                 if rule is None:
                     raise ValueError(
-                        f"trace {name} has no routing rule for site {site + j}, so lookahead scores"
-                        " cannot be turned into experts; choose predictor=none"
+                        f"trace {header.name} has no routing rule for site {site + j}, so lookahead"
+                        " scores cannot be turned into experts; choose predictor=none"
                     )
-                scores = lookahead[self.row, site, j - 1]
-                known = np.flatnonzero(np.isfinite(scores).all(axis=1))
-                experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(
-                    scores[known], self.top_k
-                )
+                places.setdefault(rule, []).append((site, j - 1))
+        # Sites with the same rule are routed together, as many at once as make an array of some MB.
+        together = max(1, ROWS_AT_ONCE // max(1, len(self.row)))
+        for rule, of_rule in places.items():
+            for first in range(0, len(of_rule), together):
+                site_of, ahead = np.array(of_rule[first : first + together]).T
+                scores = lookahead[self.row[:, None], site_of, ahead]
+                row, nth = np.nonzero(np.isfinite(scores).all(axis=-1))
+                at = row, site_of[nth], ahead[nth]
+                experts[at], weights[at] = rule.route(scores[row, nth], self.top_k)
         return experts, weights
 
     def grades(self, rule: ScoreRule) -> IntArray:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray, RowRule, ScoreRule
+from sim.policies.base import FloatArray, Gate, IntArray, RowRule, ScoreRule
 from sim.policies.row_forecast import RowForecast, forecasts_of
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import Trace
@@ -39,6 +39,16 @@ class GateSource(Protocol):
 
     def places(self, step: Step) -> Rows:
         """Where the rows of a step stand in `choices`."""
+
+
+class Walker(Gate, Protocol):
+    """A gate that walks through the steps of a workload: what an engine asks of `StepGate`."""
+
+    def open(self, step: Step) -> None:
+        """Begin a step; none of its sites is visited yet."""
+
+    def visit(self, site: int) -> None:
+        """Become the gate at this site of the step."""
 
 
 class RoutedChoice:
@@ -137,7 +147,7 @@ class StepGate:
         self._scores: list[list[float]] | None = None
         self._forecast_scores: dict[int, list[list[float]]] = {}
         self._grades: dict[ScoreRule, list[list[int]]] = {}
-        self._forecast_grades: dict[tuple[ScoreRule, int], list[list[int]]] = {}
+        self._forecast_grades: dict[ScoreRule, dict[int, list[list[int]]]] = {}
         # The place of a step's only row in the choices; -1 where there are several.
         self._row = self.workload.place(step.start) if step.stop - step.start == 1 else -1
         if self._row >= 0:
@@ -225,14 +235,17 @@ class StepGate:
 
     def forecast_grades(self, rule: ScoreRule, j: int) -> list[list[int]]:
         """What a rule says of ``forecast_scores(j)``."""
-        found = self._forecast_grades.get((rule, j))
+        of_rule = self._forecast_grades.get(rule)
+        if of_rule is None:
+            of_rule = self._forecast_grades[rule] = {}
+        found = of_rule.get(j)
         if found is None:
             row = self._row
             if row >= 0 and self._choices.is_whole_forecast[row]:
                 found = self._choices.forecast_grades(rule)[row, :, j - 1].tolist()
             else:
                 found = _graded(rule, self.forecast_of(j).scores)
-            self._forecast_grades[rule, j] = found
+            of_rule[j] = found
         return found
 
     def forecast_of(self, j: int) -> Union:

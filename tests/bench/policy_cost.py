@@ -32,7 +32,7 @@ from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy, Gate
 from sim.policies.frequency import LFU
 from sim.policies.recency import FIFO, LRU
-from sim.policies.scores import Scored
+from sim.policies.scored import Scored
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.traces.synthesis import PRESETS, synthesize

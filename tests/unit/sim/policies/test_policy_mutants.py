@@ -63,26 +63,38 @@ DEFECTS = {
         'if self.counts == "never":',
         "policies.test_caches:test_only_resident_counts_are_forgotten_on_eviction",
     ),
-    "eq. 3 without LHU": Defect(
+    "the highest score first": Defect(
+        "scored",
+        "best = int(score.argmin())",
+        "best = int(np.where(score < np.inf, score, -np.inf).argmax())",
+        "policies.test_caches:test_each_term_alone",
+    ),
+    "negative weights": Defect(
         "weighted_score",
+        "if 0 <= w < math.inf",
+        "if w < math.inf",
+        "policies.test_caches_scores:test_a_weight_that_is_no_number_from_0_on_is_refused",
+    ),
+    "eq. 3 without LHU": Defect(
+        "weighted_terms",
         "+ w_lhu * high_uses[expert]",
         "+ w_lhu * uses[expert]",
         "policies.test_caches:test_each_term_alone",
     ),
     "eq. 3 keeps the farthest": Defect(
-        "weighted_score",
+        "weighted_terms",
         "(1 - ahead / sites)",
         "(ahead / sites)",
         "policies.test_caches:test_the_site_that_comes_last_goes_first_and_the_current_one_last",
     ),
     "eq. 3 remembers other sequences": Defect(
-        "weighted_score",
+        "weighted_terms",
         "        if begins:\n            self._begin_sequence()",
         "        pass",
         "policies.test_caches:test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends",
     ),
     "eq. 3 divides by the token of before": Defect(
-        "weighted_score",
+        "weighted_terms",
         "if token != self._token:",
         "if token < 0:",
         "policies.test_caches_scores:test_victims_of_eq_3_are_those_of_a_pass_over_all_keys",
@@ -312,7 +324,7 @@ DEFECTS = {
     ),
     # precisions, and who serves
     "a score at T1 is low": Defect(
-        "precisions",
+        "by_score",
         "(scores > self.low_above)",
         "(scores >= self.low_above)",
         "policies.test_precisions:test_a_threshold_belongs_to_the_better_side",
@@ -500,6 +512,7 @@ def passes(table: Callable[..., Any]) -> bool:
     return True
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_in_a_policy_is_noticed_by_the_table_of_its_mechanism(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,9 @@ from helpers.composed import DEPTH, SITES, make_trace
 from sim.policies.base import FloatArray, IntArray
 from sim.policies.lookahead import ConfidentLookahead
 from sim.policies.precisions import ScoreThreshold
+from sim.traces.routing import RoutingRule
 from sim.traces.trace import read_trace
+from sim.workload import choices
 from sim.workload.choices import Choices
 from sim.workload.steps import Workload
 
@@ -89,6 +91,39 @@ def test_grades_of_a_run_are_the_grades_of_its_scores(workload: Workload) -> Non
                 seen |= {(step.rows == 1, grade) for grade in grades}
                 seen |= {s for s in choice.scores if s in (low, high)}
     assert {low, high, (True, 0), (True, 1), (True, 2), (False, 0), (False, 1)} <= seen
+
+
+@pytest.mark.parametrize("together", [1, 3, 1000])
+def test_sites_that_are_routed_together_choose_what_each_chooses_by_its_own_rule(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rules take turns. Some rows have no scores at some sites."""
+    trace = make_trace({0: (2, 4), 1: (1, 3)})
+    rules = RoutingRule(), RoutingRule(score="sigmoid", weight="norm")
+    sites = [replace(site, rule=rules[n % 2]) for n, site in enumerate(trace.header.sites)]
+    scores = np.random.default_rng(1).normal(size=trace.lookahead["raw"].shape)
+    scores[1, 0, 0] = scores[4, 1, 0] = np.nan
+    trace = replace(
+        trace,
+        header=replace(trace.header, sites=tuple(sites)),
+        lookahead={"raw": scores.astype(np.float32)},
+    )
+    rows = np.arange(len(trace.ids))[::-1].copy()
+    monkeypatch.setattr(choices, "ROWS_AT_ONCE", together * len(rows))
+    found, weights = Choices(trace, rows, DEPTH, "raw").forecasts
+    seen = 0
+    for place, row in enumerate(rows.tolist()):
+        for site in range(SITES):
+            for j in range(1, DEPTH + 1):
+                here = trace.lookahead["raw"][row, site, j - 1]
+                told = found[place, site, j - 1].tolist(), weights[place, site, j - 1].tolist()
+                if site + j >= SITES or np.isnan(here).any():
+                    assert told == ([-1] * len(told[0]), [0] * len(told[0]))
+                    continue
+                experts, likely = rules[(site + j) % 2].route(here[None], len(told[0]))
+                assert told == (experts[0].tolist(), likely[0].tolist())
+                seen += 1
+    assert seen > 10
 
 
 @pytest.mark.parametrize("prompt", [0, 2], ids=["steps of one row", "a step of two rows"])
