@@ -11,7 +11,7 @@ a machine of ``conf/hardware`` says another error than its pairs have.
 |---|---|
 | data | replays and recordings of a measured machine (`python -m real.predict`); others stay |
 | phone | a phone's recorded runs (``qwen.route.csv``, ``qwen.metrics``; ``gemma.``, ``gptoss.``) |
-| field | what others published, on gates of Qwen3-30B (docs/field.md) |
+| field | what others published, on gates like their models' (docs/field.md) |
 
 What is not given comes from the kept file. ``MODEL:KEY=VALUE`` is as in ``real.predict``.
 ``output_dir`` gets the file, the tables and the figure. ``control`` shows what wrong machines give

@@ -158,7 +158,7 @@ def union_share(members: Booleans, tokens: int) -> float:
 def lru_hits(members: Booleans, slots: int) -> float:
     """Share of uses that one LRU a layer of ``slots`` experts hits, in the second half of each sequence.
 
-    Until then it fills. A token's experts are looked up first, and are used at the same time.
+    Until then it fills. An expert is there if fewer than ``slots`` others were used after it.
     """
     sequences, tokens, layers, experts = members.shape
     last = np.full((sequences, layers, experts), -1)
@@ -166,8 +166,7 @@ def lru_hits(members: Booleans, slots: int) -> float:
     for token in range(tokens):
         now = members[:, token]
         if token >= tokens // 2:
-            # As a partition, which leaves ties of experts that were used together to its order.
-            least = -np.partition(-last, slots - 1, axis=-1)[..., slots - 1, None]
+            least = np.sort(last, axis=-1)[..., experts - slots, None]
             hits += int((now & (last >= np.maximum(least, 0))).sum())
             uses += int(now.sum())
         last[now] = token

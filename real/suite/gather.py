@@ -178,6 +178,7 @@ def of_field(gates: Path) -> list[Pair]:
     is.
     """
     published = field.published()
+    field.check_gates(gates, published)
     found = [
         _of_published(row, "", ANOTHER if row.published.fitted_on else SHEETS_AND_LINK)
         for row in field.rows(gates, published)

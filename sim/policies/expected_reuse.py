@@ -12,8 +12,7 @@ import numpy as np
 from sim.policies.base import Gate
 from sim.policies.quotas import Quotas
 from sim.policies.requires import Given
-from sim.policies.scored import Floats, Scored, Within
-from sim.policies.scores import number_within
+from sim.policies.scores import Floats, Scored, Within, number_within
 from sim.values.types import Geometry, PoolPlan
 from sim.values.units import require_number, require_range
 

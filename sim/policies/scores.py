@@ -1,4 +1,8 @@
-"""Caches that evict by a score of their own (`sim.policies.scored`)."""
+"""Caches that evict by a score of their own (`sim.policies.scored`).
+
+What they share is exported from here, too: the file of `expected_reuse` is frozen, and has it from
+here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Gate
 from sim.policies.quotas import Quotas
-from sim.policies.scored import Floats, Scored, Within
+from sim.policies.scored import Floats as Floats
+from sim.policies.scored import Scored as Scored
+from sim.policies.scored import Within as Within
 from sim.values.types import Geometry, PoolPlan
 
 DISTANCES = ("ahead", "since")

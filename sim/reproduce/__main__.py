@@ -6,7 +6,7 @@
 
 Each claim is judged by its role. ``phone`` adds recorded phone runs, ``recorded`` the gains over
 LRU and LFU on one more trace. ``field`` simulates runs that others published instead, on the gates
-of Qwen3-30B in DIR (docs/field.md): those of ``claims/field.csv``, or of a FILE like it. It ends with
+in DIR (docs/field.md): those of ``claims/field.csv``, or of a FILE like it. It ends with
 exit code 1 where a line that is asked for is missed. Runs of papers are kept in ``output_dir``: a
 killed call goes on where it was. A wrong request ends with one message and exit code 2.
 """

@@ -235,9 +235,7 @@ VERBS = (
             ),
             Option("phone", "folder of recorded phone runs", Kind.PLACE),
             Option("recorded", "MODEL:DIR, one more trace for the gains over LRU and LFU"),
-            Option(
-                "field", "folder of Qwen3-30B's gates, for runs that others published", Kind.PLACE
-            ),
+            Option("field", "folder of gates, for runs that others published", Kind.PLACE),
             Option("runs", "CSV of such runs, with field=", Kind.PLACE),
             Option("processes", "at once", Kind.WHOLE, "2", least=1),
             Option(

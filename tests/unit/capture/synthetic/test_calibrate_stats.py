@@ -16,9 +16,12 @@ from capture.synthetic.targets import (
     forecast_recall,
     gini,
     kept_reuse,
+    lru_hits,
     overlap,
+    profiled_share,
     quarter,
     synthetic_gates,
+    union_share,
     used_within,
 )
 from sim.synthetic.gate_walk import Walk, gate_inputs, make_routers
@@ -102,6 +105,41 @@ def test_used_within_looks_back_over_a_window(gates):
         for expert in tokens[at]
     ]
     assert used_within(gates.members, 4) == pytest.approx(fmean(found))
+
+
+def test_a_union_is_of_tokens_in_a_row(gates):
+    found = [
+        len(set().union(*tokens[at : at + 3])) / (3 * TOP_K)
+        for layer in range(LAYERS)
+        for tokens in sets(gates, layer)
+        for at in range(TOKENS - 2)
+    ]
+    assert union_share(gates.members, 3) == pytest.approx(fmean(found))
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5, 8])
+def test_an_lru_has_what_fewer_experts_than_its_slots_were_used_after(gates, slots):
+    found = []
+    for layer in range(LAYERS):
+        for tokens in sets(gates, layer):
+            for at in range(TOKENS // 2, TOKENS):
+                for expert in tokens[at]:
+                    uses = [before for before in range(at) if expert in tokens[before]]
+                    after = set().union(*tokens[uses[-1] + 1 : at]) if uses else set(range(8))
+                    found.append(bool(uses) and len(after) < slots)
+    assert lru_hits(gates.members, slots) == pytest.approx(fmean(found))
+    assert lru_hits(gates.members, 8) > lru_hits(gates.members, 2) > 0
+
+
+def test_a_profile_is_of_all_other_sequences(gates):
+    found = []
+    for layer in range(LAYERS):
+        choices = [sequence[:, layer].ravel().tolist() for sequence in gates.experts]
+        for number, own in enumerate(choices):
+            others = [e for n, of in enumerate(choices) if n != number for e in of]
+            known = sorted(range(EXPERTS), key=lambda e: (-others.count(e), e))[: EXPERTS // 2]
+            found.append(sum(expert in known for expert in own) / len(own))
+    assert profiled_share(gates.members, 0.5) == pytest.approx(fmean(found))
 
 
 def test_gini_is_half_the_relative_mean_difference(gates):

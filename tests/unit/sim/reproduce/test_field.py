@@ -12,19 +12,34 @@ from rich.console import Console
 
 from sim.reproduce import field
 from sim.reproduce.__main__ import main
-from sim.reproduce.field import LIKE, Published, Row, published, rows, table
+from sim.reproduce.field import (
+    LIKE,
+    NEXT,
+    Published,
+    Row,
+    check_gates,
+    on_gates,
+    published,
+    rows,
+    table,
+)
 from sim.reproduce.field_figures import slots_table, splits
+from sim.traces.header import ModelShape
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import write_trace
 
 HEAD = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
 
 
+SHAPE = ModelShape(f"synthetic_{NEXT}", "none", 48, 512, 10, 2560, 640)
+
+
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tokens of the model's shape, and as many to fit on."""
-    folder = tmp_path_factory.mktemp("gates") / "trace"
-    write_trace(folder, synthesize(PRESETS[LIKE], tokens=3, prompt_tokens=1, sequences=2))
+    """Three tokens of each model's shape, and as many to fit on."""
+    folder = tmp_path_factory.mktemp("gates")
+    for name, shape in ((LIKE, PRESETS[LIKE]), (NEXT, SHAPE)):
+        write_trace(folder / name, synthesize(shape, tokens=3, prompt_tokens=1, sequences=2))
     return folder
 
 
@@ -61,6 +76,34 @@ def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
         assert row.hit_ratio > 0 or row.ratio == pytest.approx(1, abs=0.01)
         of_loads.add(row.hit_ratio == 0)
     assert True in of_loads
+
+
+def test_a_runs_own_words_take_the_place_of_those_of_all_on_its_models_gates(
+    tmp_path: Path,
+) -> None:
+    words = (f"like={NEXT}", "precision=nvfp4", "+model.dense_bits=16", "model.top_k=4")
+    found = on_gates(tmp_path, words)
+    assert f"trace.path={tmp_path / NEXT}" in found
+    assert [word for word in found if "precision" in word] == ["precision=nvfp4"]
+    assert [word for word in found if "dense_bits" in word] == ["+model.dense_bits=16"]
+    assert {"model.experts=512", "model.top_k=4"} < set(found)
+    assert not any(word.startswith("like=") for word in found)
+    # A folder that is a trace itself serves the first model's runs, unless it has one of its name.
+    assert f"trace.path={tmp_path}" in on_gates(tmp_path, ("system=lru",))
+    (tmp_path / LIKE).mkdir()
+    assert f"trace.path={tmp_path / LIKE}" in on_gates(tmp_path, ("system=lru",))
+
+
+def test_gates_that_are_not_there_are_told_before_anything_runs(
+    gates: Path, tmp_path: Path
+) -> None:
+    one = Published("a", "https://b", "c", 10.0, None, (f"like={NEXT}", "system=lru"))
+    check_gates(gates, [one, replace(one, words=("system=lru",))])
+    told = rf"{tmp_path / NEXT} has no trace.*synthesize like={NEXT} .*output_dir={tmp_path / NEXT}"
+    with pytest.raises(ValueError, match=told):
+        check_gates(tmp_path, [one])
+    with pytest.raises(ValueError, match=f"like=gpt: .* {LIKE}, {NEXT}"):
+        check_gates(gates, [replace(one, words=("like=gpt", "system=lru"))])
 
 
 def test_a_run_of_loads_alone_takes_its_bytes_over_the_link(gates: Path) -> None:

@@ -49,7 +49,8 @@ def test_the_slots_of_a_run_are_those_of_its_share() -> None:
     """The shares in the words are slots over the model's experts."""
     run = next(one for one in published() if one.name == "kv-ft-8" and not one.fitted_on)
     (split,) = (one for one in splits() if one.name == "kv-ft-8")
-    share = float(run.words[-1].partition("=")[2])
+    (budget,) = (word for word in run.words if word.startswith("budget."))
+    share = float(budget.partition("=")[2])
     assert share == pytest.approx(split.measured / (30 * 128), abs=1e-4)
     assert split.source == run.source
 
@@ -117,18 +118,26 @@ def test_each_kind_of_figure_is_of_its_words_and_those_it_is_compared_with(
         field_figures, "_step_ms", lambda of: {tuple(words): 8.0, (*words, "y=2"): 2.0}[tuple(of)]
     )
     monkeypatch.setattr(field_figures, "_union", lambda of: {tuple(words): 0.75}[tuple(of)])
-    names = {"step_ms": 8.0, "step_ms_more": 6.0, "step_times": 4.0, "union": 0.75}
+    monkeypatch.setattr(
+        field_figures,
+        "trial",
+        lambda of: SimpleNamespace(summary={"hit_ratio": {tuple(words): 0.875}[tuple(of)]}),
+    )
+    names = {"step_ms": 8.0, "step_ms_more": 6.0, "step_times": 4.0, "union": 0.75, "misses": 0.125}
     made = {what: Figure("a", "s", "m", what, 1.0, ("x=1",), ("y=2",)) for what in WHAT}
     assert {what: simulated(Path("there"), one) for what, one in made.items()} == names
-    gates = {"step_ms": "g2", "step_ms_more": "g1", "step_times": "g2", "union": "g2"}
+    gates = dict.fromkeys(names, "g2") | {"step_ms_more": "g1"}
     monkeypatch.setattr(field_figures, "_gates", lambda trace, one: gates[one.what])
     table = steps_table(Path("there"), [replace(one, measured=3.25) for one in made.values()])
     assert table.caption == "gates: g1; g2"
     assert [list(column.cells) for column in table.columns][2:] == [
-        ["ms a step", "ms a step more", "steps of one token", "experts over choices"],
-        ["3.25"] * 4,
-        ["8", "6", "4", "0.75"],
-        ["2.46", "1.85", "1.23", "0.23"],
+        [
+            *("ms a step", "ms a step more", "steps of one token", "experts over choices"),
+            "absent, of its experts",
+        ],
+        ["3.25"] * 5,
+        ["8", "6", "4", "0.75", "0.125"],
+        ["2.46", "1.85", "1.23", "0.23", "0.04"],
     ]
 
 

@@ -175,6 +175,7 @@ def test_runs_of_a_file_are_judged_by_the_command(
     monkeypatch.setattr(
         command, "rows", lambda gates, of: [Row(one, speeds[one.name], 0.5, "g") for one in of]
     )
+    monkeypatch.setattr(command, "check_gates", lambda gates, of: None)
     assert command.main([f"field={file.parent}", f"runs={file}"]) == 0
     told = capsys.readouterr().out
     assert "+10.0 %" in told

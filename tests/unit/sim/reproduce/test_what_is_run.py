@@ -93,6 +93,7 @@ def test_a_field_is_asked_for_alone_and_papers_may_have_a_phone_and_a_trace(
     for name in ("table", "slots_table", "gains_table", "asked_table", "prompts_table"):
         monkeypatch.setattr(command, name, lambda told, name=name: f"{name} {told}")
     monkeypatch.setattr(command, "check", lambda told: None)
+    monkeypatch.setattr(command, "check_gates", lambda gates, told: None)
     monkeypatch.setattr(command, "gains", lambda told, again: ["gains", *told])
     monkeypatch.setattr(command, "asked_of", lambda told: [])
     monkeypatch.setattr(command, "steps_table", lambda place, told: f"steps {place} {told}")

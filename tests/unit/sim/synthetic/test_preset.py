@@ -29,6 +29,7 @@ SHAPES = {
     "mixtral_8x7b": (32, 8, 2),
     "phi_3_5_moe": (32, 16, 2),
     "qwen1_5_moe_a2_7b": (24, 60, 4),
+    "qwen3_8_flash_next": (48, 512, 10),
     "qwen3_30b_a3b": (48, 128, 8),
     "deepseek_moe_16b": (27, 64, 6),
     "deepseek_v2_lite": (26, 64, 6),
