@@ -12,7 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D31",
+    "#882255",
+    "#999933",
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 NEUTRAL = "0.55"
 STYLE: dict[str, Any] = {

@@ -50,5 +50,5 @@ def values_of(verb: Verb, key: str, begun: str) -> list[str]:
 
 def _allowed(option: Option) -> tuple[str, ...]:
     if option.kind in (Kind.NAME, Kind.NAMES):
-        return names(option.values[0])
+        return (*names(option.values[0]), *option.values[1:])
     return YES if option.kind is Kind.YES else option.values

@@ -153,7 +153,14 @@ VERBS = (
         "capture.synthesize",
         "Make a trace of a model whose weights are not at hand, from published statistics.",
         (
-            Option("like", "a model of conf/model, or qwen3_8_flash_next", is_needed=True),
+            Option(
+                "like",
+                "a model of conf/model, or qwen3_8_flash_next",
+                Kind.NAME,
+                "",
+                ("model", "qwen3_8_flash_next"),
+                is_needed=True,
+            ),
             Option(
                 "tokens", "decoded tokens of each sequence", Kind.WHOLE, least=1, is_needed=True
             ),

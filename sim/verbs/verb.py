@@ -31,7 +31,8 @@ class Option:
     - ``meaning`` ends with the unit in brackets, where there is one.
     - ``default``: what holds without the word; "" where nothing does.
     - ``values``: what `Kind.ONE` and `Kind.SOME` allow, and what `Kind.PLACE` and `Kind.WEIGHTS`
-      allow besides; the folder of ``conf/`` for `Kind.NAME` and `Kind.NAMES`.
+      allow besides; the folder of ``conf/`` for `Kind.NAME` and `Kind.NAMES`, and names that are
+      allowed besides its files.
     - ``least``: the smallest number allowed.
     - ``can_be_empty``: whether ``KEY=`` means none of them.
 

@@ -240,7 +240,8 @@ def check_value(option: Option, text: str) -> None:
     elif kind in (Kind.NAME, Kind.NAMES):
         if not all(text.split(",")):
             raise ValueError(f"{key}={text} has a comma without a name beside it")
-        check_names(key, text, option.values[0], kind is Kind.NAMES)
+        if text not in option.values[1:]:
+            check_names(key, text, option.values[0], kind is Kind.NAMES)
     elif kind is Kind.NUMBERS:
         _check_numbers(key, text)
     elif kind is Kind.NEW_NAME and not NEW_NAME.fullmatch(text):

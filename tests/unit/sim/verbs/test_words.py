@@ -441,3 +441,13 @@ def test_a_group_is_never_null_which_hydra_takes_for_an_error_of_its_own(
     """A refusal of devices names devices=null, and a file of conf/ has it."""
     with pytest.raises(ValueError, match=rf"^{word}: \w+ is chosen by the name of a file; {way}$"):
         read(verb_of(verb), (word,))
+
+
+def test_a_name_besides_the_files_of_conf_is_taken_and_completed() -> None:
+    """Gates may be like those of a model that has no file in conf/model."""
+    verb = verb_of("synthesize")
+    words = ["tokens=8", "output_dir=x"]
+    assert answered(verb, ["like=qwen3_8_flash_next", *words]) is None
+    assert answered(verb, ["like=qwen3_8_flash", *words]) == 2
+    found = ends_of(verb, "like=qwen3_")
+    assert found == ["like=qwen3_235b_a22b", "like=qwen3_30b_a3b", "like=qwen3_8_flash_next"]
