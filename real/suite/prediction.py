@@ -94,7 +94,7 @@ def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping
     facts = of_known_precisions(read_facts(place), place)
     facts.device = _device_ns(folder / "suite" / "kernels.json", facts.expert_bytes)
     for name in runs:
-        was = read_recorded(folder / "recordings" / name)
+        was = read_recorded(_place_of_recordings(folder) / name)
         if moves_in_part(was):
             facts.parts.append(_parts(was))
         else:
@@ -126,8 +126,14 @@ def _recordings(folder: Path) -> dict[str, Recorded]:
     """By name, the recorded runs in ``folder`` that came to their end; empty without any."""
     return {
         place.parent.name: read_recorded(place.parent)
-        for place in sorted((folder / "recordings").glob("*/summary.json"))
+        for place in sorted(_place_of_recordings(folder).glob("*/summary.json"))
     }
+
+
+def _place_of_recordings(folder: Path) -> Path:
+    """Beside the suite's folder, or in it, where the suite itself leaves them."""
+    beside, inside = folder / "recordings", folder / "suite" / "recordings"
+    return inside if inside.is_dir() and not any(beside.glob("*/summary.json")) else beside
 
 
 def _device_ns(place: Path, expert_bytes: Mapping[str, int]) -> dict[str, float]:
