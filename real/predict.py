@@ -4,10 +4,11 @@
 
 DIR holds what a machine left: ``suite/`` (``calibration.json``, ``facts.json``, ``replay.json``)
 and ``recordings/``, in that or beside it (folders of ``python -m real``). A machine is made of the
-calibration and of the recordings named by ``calibrating`` (by default those of lru, as ``real.calibrate`` makes one, and
-those that bring parts of experts, which alone tell how long it takes to choose rows). All replays
-and recordings are then simulated on it, and their time per token is compared. Systems whose runs
-were used are fitted: shown, not scored. Exit status: 1 where a target is missed.
+calibration and of the recordings named by ``calibrating``. By default they are those of lru, as
+``real.calibrate`` makes one, and those that bring parts of experts, which alone tell how long it
+takes to choose rows. All replays and recordings are then simulated on it, and their time per token
+is compared. Systems whose runs were used are fitted: shown, not scored. Exit status: 1 where a
+target is missed.
 
 ``MODEL:KEY=VALUE`` changes the simulation of recordings of that model, such as
 ``qwen3_30b_a3b:trace.path=DIR``. Two controls must miss a target: ``rates=1.1`` makes everything
