@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
 
@@ -256,23 +255,23 @@ class Prefetches(Transfers):
                 named = self._forecast_keys(choice)
                 of_named = [by_expert[key % units] for key in named]
             mask(choice.site, named)
-            is_absent = [state[key] == ABSENT for key in named]
-            keys += compress(named, is_absent)
-            likely += compress(of_named, is_absent)
+            keys += named
+            likely += of_named
             choices.append(choice)
             lengths.append(len(keys))
             if stops and any(state[key] > UNUSED for key in named):
                 break
         # Of those that are as likely, the first one named goes first.
-        order = np.argsort(-np.array(likely, np.float64), kind="stable")[
-            : left if left >= 0 else None
-        ]
-        of_choice = np.searchsorted(lengths, order, side="right")
-        absent = np.array(keys, np.int64)[order].tolist()
+        order = (-np.array(likely, np.float64)).argsort(kind="stable").tolist()
+        order = [place for place in order if state[keys[place]] == ABSENT]
+        if left >= 0:
+            del order[left:]
+        absent = [keys[place] for place in order]
         if self._waits_unmade:
-            self._queue_ranked(absent, np.array([choice.site for choice in choices])[of_choice])
+            self._queue_ranked(absent)
         else:
-            for key, nth in zip(absent, of_choice.tolist(), strict=True):
+            of_choice = np.searchsorted(lengths, order, side="right").tolist()
+            for key, nth in zip(absent, of_choice, strict=True):
                 choice = choices[nth]
                 if is_simple:
                     self._queue_simply(key, choice.site)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.core.claims import DROPPED, Claims
 from sim.core.issued import Issued
@@ -293,13 +292,14 @@ class Queues(Claims):
 
     # ---- prefetches that wait as keys
 
-    def _queue_ranked(self, keys: Sequence[int], sites: NDArray[np.int64]) -> None:
-        """``_queue_prefetch`` for many keys, with the site of each; they wait unmade."""
+    def _queue_ranked(self, keys: Sequence[int]) -> None:
+        """``_queue_prefetch`` for many keys; they wait unmade."""
         if not keys:
             return
+        sites = np.array(keys) // self.geometry.units % self.geometry.sites
         self._ranked = Ranked(keys, sites, self.calls)
         self._prefetches[0].append(REST)
-        for site in np.flatnonzero(np.bincount(sites)).tolist():
+        for site in np.bincount(sites).nonzero()[0].tolist():
             of_site = self._prefetches_of[site]
             if not of_site or of_site[-1] is not REST:
                 of_site.append(REST)

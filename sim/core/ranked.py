@@ -43,8 +43,8 @@ class Ranked:
 
     def unmade_of(self, site: int) -> list[int]:
         """The keys of a site that wait unmade, in order."""
-        places = np.flatnonzero(self._sites[self.place :] == site) + self.place
-        found = [self.keys[place] for place in places.tolist()]
+        (places,) = (self._sites[self.place :] == site).nonzero()
+        found = [self.keys[place] for place in (places + self.place).tolist()]
         return [key for key in found if key not in self.made]
 
     def left(self) -> list[int]:

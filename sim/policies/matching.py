@@ -164,8 +164,7 @@ class ActivationMatching(FittedPredictor):
         cosines[site] = self._cosine(site, row)
         from_site = site + 1 if self.compare == "later" else 0
         # Rounded, so that equal matrices tie in whatever order the sum was added.
-        cosine = cosines[from_site:].sum(axis=0)
-        return int(np.argmax(np.round(cosine, 12)))
+        return int(np.add.reduce(cosines[from_site:]).round(12).argmax())
 
     def _cosines_of(self, sequence: int) -> NDArray[np.float64]:
         found = self._cosines.get(sequence)

@@ -160,7 +160,9 @@ class ActivationRatio(Scored):
     def _rescore(self, sites: Sequence[int]) -> None:
         for site in sites:
             uses = self._uses[site]
-            score = (uses / max(uses.sum(), 1.0) + self.epsilon) * self._early[site]
+            score = uses / max(float(np.add.reduce(uses)), 1.0)
+            score += self.epsilon
+            score *= self._early[site]
             for first in range(site * self._units, self._planes * self._plane, self._plane):
                 self._scores[first : first + self._units] = score
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SYSTEMS = ("lru", "hobbit", "fate", "sida", "promoe")
+SYSTEMS = ("lru", "hobbit", "fate", "sida", "moe_infinity", "promoe")
 RUNS = [f"system={name} trace.max_sequences=4" for name in SYSTEMS]
 WORKER = """
 import gc, hashlib, sys, time

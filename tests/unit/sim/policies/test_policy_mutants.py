@@ -113,8 +113,8 @@ DEFECTS = {
     ),
     "late sites weigh as much": Defect(
         "scores",
-        "(uses / max(uses.sum(), 1.0) + self.epsilon) * self._early[site]",
-        "(uses / max(uses.sum(), 1.0) + self.epsilon)",
+        "score *= self._early[site]",
+        "score *= 1.0",
         "policies.test_caches_scores:test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more",
     ),
     "visits counted as LFU does": Defect(
@@ -264,8 +264,8 @@ DEFECTS = {
     ),
     "the farthest request is the match": Defect(
         "matching",
-        "int(np.argmax(np.round(cosine, 12)))",
-        "int(np.argmin(np.round(cosine, 12)))",
+        ".round(12).argmax()",
+        ".round(12).argmin()",
         "policies.test_predictors_matching:test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match",
     ),
     "a path of one site only": Defect(
@@ -400,8 +400,8 @@ DEFECTS = {
     # what policies are made to do
     "the least likely first": Defect(
         "sim.core.prefetches",
-        "np.argsort(-np.array(likely",
-        "np.argsort(np.array(likely",
+        "(-np.array(likely",
+        "(+np.array(likely",
         "core.test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites",
     ),
     "old masks stay beside new ones": Defect(
