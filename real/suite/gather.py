@@ -42,8 +42,9 @@ GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_p
 CALIBRATION, SHEETS = "a calibration and some recordings", "data sheets"
 SHEETS_AND_LINK = "data sheets, and the link's rate as told"
 OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
-OF_SAME_PHONE = ("oneplus_15r",)
-"""Machines of ``conf/hardware`` whose published runs were made on just that machine."""
+PHONE = "OnePlus 15R"
+OF_SAME_MACHINE = {PHONE: "oneplus_15r"}
+"""Machines whose published runs were made on just the machine of a file of ``conf/hardware``."""
 
 
 def of_machine(
@@ -162,7 +163,7 @@ def of_phone(folder: Path) -> list[Pair]:
                 role = FITTED if number <= run.recording.fitted else PREDICTED
                 times = float(theirs) / 1e3, float(ours) / 1e3
                 told = "token", str(number), None, quantity, role, *times
-                found.append(Pair("OnePlus 15R", "", basis, *told))
+                found.append(Pair(PHONE, "", basis, *told))
     return found
 
 
@@ -183,8 +184,8 @@ def of_field(gates: Path) -> list[Pair]:
         _of_published(row, "", ANOTHER if row.published.fitted_on else SHEETS_AND_LINK)
         for row in field.rows(gates, published)
     ]
-    for name in OF_SAME_PHONE:
-        own = [one for one in published if f"hardware={name}" in one.words and not one.fitted_on]
+    for machine, name in OF_SAME_MACHINE.items():
+        own = [one for one in published if one.machine == machine and not one.fitted_on]
         plain = [
             replace(
                 one, words=tuple(word for word in one.words if not word.startswith("hardware."))

@@ -2,8 +2,8 @@
 
 ``claims/field.csv`` has one run a row: what was measured, where that is written, and the words that
 simulate it. Machines are those of ``conf/hardware``, with the link's rate as the source tells it.
-Where ``fitted_on`` names other rows, a figure of the words is drawn from each of them. ``baseline``
-names the run of the same group that it is compared with (`sim.reproduce.field_gains`). Gates are
+``drawn`` has the words whose figures are drawn from another row, which ``fitted_on`` names.
+``baseline`` names the run of the same group that it is compared with (`sim.reproduce.field_gains`). Gates are
 synthetic, fitted to published statistics of a model, which the word ``like=`` names.
 """
 
@@ -54,8 +54,8 @@ which nothing is counted. Its dense weights are 3.4 GB without embedding and hea
 class Published:
     """A published run. ``hit_ratio`` is None where the source does not tell it.
 
-    ``fitted_on``: the runs from which figures of the words were drawn. ``baseline``: the run of its
-    group that it is compared with; empty where there is none.
+    ``fitted_on``: the run from which the figures of ``drawn``, the last of the words, were drawn.
+    ``baseline``: the run of its group that it is compared with; empty where there is none.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Published:
     words: tuple[str, ...]
     fitted_on: tuple[str, ...] = ()
     baseline: str = ""
+    drawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,19 @@ def published(place: Path = FILE) -> list[Published]:
         for number, row in enumerate(csv.DictReader(file), 2):
             try:
                 hits = float(row["hit_ratio"]) if row["hit_ratio"] else None
-                words = tuple(row["words"].split())
-                rate = float(row["tokens_per_s"])
+                drawn, own = tuple(row["drawn"].split()), tuple(row["words"].split())
+                rate, words = float(row["tokens_per_s"]), own and (*own, *drawn)
                 told = row["id"], row["source"], row["machine"], rate, hits, words
-                one = Published(*told, tuple(row["fitted_on"].split()), row["baseline"])
+                one = Published(*told, tuple(row["fitted_on"].split()), row["baseline"], drawn)
             except (KeyError, ValueError, AttributeError) as error:
                 raise ValueError(f"{place}:{number}: {row} is no published run ({error})") from None
             if rate <= 0 or not one.source.startswith("https://") or not words:
                 raise ValueError(f"{place}:{number}: {row} needs a rate, a source and words")
+            if bool(drawn) != bool(one.fitted_on):
+                raise ValueError(
+                    f"{place}:{number}: {row} says what is drawn (drawn={' '.join(drawn) or 'none'})"
+                    f" and from which run (fitted_on={row['fitted_on'] or 'none'}), or neither"
+                )
             found.append(one)
     return found
 

@@ -1,7 +1,7 @@
 """How every figure of the project looks, and how it is saved: one style, as PNG and as SVG.
 
-Colours are those of Okabe and Ito, which people with any colour vision tell apart; what belongs to
-no system is grey.
+Colours are those of Okabe and Ito, which people with any colour vision tell apart, and then six of
+Paul Tol's. What belongs to no system is grey.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ COLOURS = (
     "#8C6D31",
     "#882255",
     "#999933",
+    "#44AA99",
+    "#AA4499",
+    "#661100",
+    "#332288",
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 NEUTRAL = "0.55"

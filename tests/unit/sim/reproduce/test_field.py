@@ -28,7 +28,7 @@ from sim.traces.header import ModelShape
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import write_trace
 
-HEAD = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
+HEAD = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,drawn,words\n"
 
 
 SHAPE = ModelShape(f"synthetic_{NEXT}", "none", 48, 512, 10, 2560, 640)
@@ -59,23 +59,23 @@ def test_every_published_run_names_its_source_and_its_machine() -> None:
 
 @pytest.mark.thorough
 def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
-    """What a copy costs beside its bytes is the same in every row that is fitted on one."""
-    found, of_loads = published(), set[bool]()
-    plain = {one.name: set(one.words) for one in found if not one.fitted_on}
-    for names in {one.fitted_on for one in found if one.fitted_on}:
-        (source,) = (one for one in found if one.name == names[-1] and not one.fitted_on)
-        drawn = {
-            tuple(w for w in one.words if w not in plain.get(one.name, source.words))
-            for one in found
-            if one.fitted_on == names
-        }
-        assert len(drawn) == 1
-        again = replace(source, words=(*source.words, *drawn.pop()))
-        (row,) = rows(gates, [again])
-        # What a run keeps depends on the gates, and these are not those that it was drawn with.
-        assert row.hit_ratio > 0 or row.ratio == pytest.approx(1, abs=0.01)
-        of_loads.add(row.hit_ratio == 0)
-    assert True in of_loads
+    """Runs of one source have the same figures from it. With them the source is as fast as measured.
+
+    What a run with a cache keeps depends on the gates, and these are not those it was drawn with.
+    """
+    found = {one.name: one for one in published() if not one.fitted_on}
+    drawn: dict[str, set[tuple[str, ...]]] = {}
+    for one in published():
+        for name in one.fitted_on:
+            drawn.setdefault(name, set()).add(one.drawn)
+    exact = set()
+    for name, (figures,) in drawn.items():
+        source = found[name]
+        (row,) = rows(gates, [replace(source, words=(*source.words, *figures))])
+        if row.hit_ratio in (0, 1):
+            assert row.ratio == pytest.approx(1, abs=0.01), name
+            exact.add(name)
+    assert {"imp30-resident", "bm-c0", "ds4-gb10-inert"} <= exact
 
 
 def test_a_runs_own_words_take_the_place_of_those_of_all_on_its_models_gates(
@@ -107,11 +107,12 @@ def test_gates_that_are_not_there_are_told_before_anything_runs(
 
 
 def test_a_run_of_loads_alone_takes_its_bytes_over_the_link(gates: Path) -> None:
-    """48 layers load 8 experts of 2.65 MB at 25.6 GB/s: 39.8 ms a token, and computing beside it."""
+    """48 layers load 8 experts of 2.65 MB at 6.5 GB/s: 156.8 ms a token, and computing beside it."""
     one = next(run for run in published() if run.name == "imp30-staging")
     (row,) = rows(gates, [one])
-    bytes_ms = 48 * 8 * 3 * 2048 * 768 * 4.5 / 8 / 25.6e9 * 1e3
-    assert bytes_ms < 1e3 / row.tokens_per_s < bytes_ms + 12
+    bytes_ms = 48 * 8 * 3 * 2048 * 768 * 4.5 / 8 / 6.5e9 * 1e3
+    host_ms = 0.0084 * 632  # small copies
+    assert bytes_ms + host_ms < 1e3 / row.tokens_per_s < bytes_ms + host_ms + 12
     assert row.hit_ratio == 0
     assert "synthetic" in row.gates
     assert row.ratio == row.tokens_per_s / 6.63
@@ -136,10 +137,12 @@ def test_in_80_columns_nothing_of_a_run_is_cut() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("a,https://b,c,fast,,,,system=lru", r":2: .* is no published run"),
-        ("a,https://b,c,0,,,,system=lru", r":2: .* needs a rate, a source and words"),
-        ("a,hearsay,c,1,,,,system=lru", r":2: .* needs a rate, a source and words"),
-        ("a,https://b,c,1,,,,", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,fast,,,,,system=lru", r":2: .* is no published run"),
+        ("a,https://b,c,0,,,,,system=lru", r":2: .* needs a rate, a source and words"),
+        ("a,hearsay,c,1,,,,,system=lru", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,1,,,,,", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,1,,,b,,system=lru", r":2: .* \(drawn=none\) and .* \(fitted_on=b\)"),
+        ("a,https://b,c,1,,,,x=2,system=lru", r":2: .* \(drawn=x=2\) and .* \(fitted_on=none\)"),
     ],
 )
 def test_what_is_no_published_run_is_refused(line: str, told: str, tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_a_folder_without_gates_is_refused(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_run_may_be_slower_than_a_token_a_second(tmp_path: Path) -> None:
     place = tmp_path / "field.csv"
-    place.write_text(HEAD + "a,https://b,c,0.25,,,,system=lru\n")
+    place.write_text(HEAD + "a,https://b,c,0.25,,,,,system=lru\n")
     (one,) = published(place)
     assert one.tokens_per_s == 0.25
 
@@ -193,12 +196,24 @@ def test_a_run_is_simulated_with_its_words_on_the_gates_and_has_tokens_for_its_t
 
 def test_a_file_of_runs_is_read_whole_and_names_the_line_that_is_none(tmp_path: Path) -> None:
     place = tmp_path / "field.csv"
-    lines = "a,https://b,c,1.5,0.25,d,y z,system=lru x=1\nd,https://e,f,2,,,,y=2\n"
+    lines = "a,https://b,c,1.5,0.25,d,y z,v=3 w=4,system=lru x=1\nd,https://e,f,2,,,,,y=2\n"
     place.write_text(HEAD + lines)
     assert published(place) == [
-        Published("a", "https://b", "c", 1.5, 0.25, ("system=lru", "x=1"), ("y", "z"), "d"),
+        Published(
+            *(
+                "a",
+                "https://b",
+                "c",
+                1.5,
+                0.25,
+                ("system=lru", "x=1", "v=3", "w=4"),
+                ("y", "z"),
+                "d",
+            ),
+            drawn=("v=3", "w=4"),
+        ),
         Published("d", "https://e", "f", 2.0, None, ("y=2",)),
     ]
-    place.write_text(HEAD + lines + "g,https://h,i,-1,,,,y=2\n")
+    place.write_text(HEAD + lines + "g,https://h,i,-1,,,,,y=2\n")
     with pytest.raises(ValueError, match=r"field\.csv:4: .* needs a rate"):
         published(place)

@@ -69,8 +69,8 @@ def test_a_run_whose_hits_are_told_and_its_slots_are_not_is_refused_before_any_r
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.csv"
-    head = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
-    file.write_text(head + "a,https://x,m,10,0.5,,,system=lru\n")
+    head = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,drawn,words\n"
+    file.write_text(head + "a,https://x,m,10,0.5,,,,system=lru\n")
     assert command.main([f"field={tmp_path}", f"runs={file}"]) == 2
     assert "run a tells hits of 0.5, so its words need one budget.resident_share=N" in (
         capsys.readouterr().err
@@ -169,8 +169,8 @@ def test_runs_of_a_file_are_judged_by_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.csv"
-    head = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,words\n"
-    file.write_text(head + "a,https://x,m,10,,,,s=1\nb,https://x,m,20,,a,,s=2\n")
+    head = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,drawn,words\n"
+    file.write_text(head + "a,https://x,m,10,,,,,s=1\nb,https://x,m,20,,a,,,s=2\n")
     speeds = {"a": 30.0, "b": 66.0}
     monkeypatch.setattr(
         command, "rows", lambda gates, of: [Row(one, speeds[one.name], 0.5, "g") for one in of]
