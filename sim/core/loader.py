@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "retention": ("strict", "after_batch", "until_next_visit"),
     "replay_unit": ("union", "access"),
     "copies": ("pinned", "pageable", "free"),
+    "kernels": ("by_expert", "by_layer"),
 }
 
 
@@ -55,6 +56,8 @@ class Loader:
     - ``write_back``: evicted variants go back over the link.
     - ``copies``: from pinned or from pageable memory. ``free`` takes no time, which no real loader
       can do: it is a reference.
+    - ``kernels``: ``by_layer`` computes a layer's experts in kernels that take them together, so that
+      launches are a layer's and not an expert's.
 
     Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
@@ -77,6 +80,7 @@ class Loader:
     low_for_high: bool = False
     write_back: bool = False
     copies: str = "pinned"
+    kernels: str = "by_expert"
 
     def __post_init__(self) -> None:
         for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -137,6 +141,13 @@ class Loader:
                 (
                     "write_back needs retention=strict: what is trimmed has no transfer to go back"
                     " with"
+                ),
+            ),
+            (
+                self.kernels == "by_layer" and self.wait != "wait_all",
+                (
+                    f"kernels=by_layer takes a layer's experts together, and wait={self.wait}"
+                    " computes each by itself; choose wait=wait_all"
                 ),
             ),
         )

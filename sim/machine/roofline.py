@@ -34,6 +34,8 @@ class Roofline:
       kernel). Several rows read all.
     - ``decision_ns`` is host time after every gate beside the machine's own.
     - With ``free_copies`` links take no time: a reference, no machine.
+    - With ``joint_kernels`` a layer's experts share their launches, which its dense work has then.
+      Times that were measured have the launches that they were measured with.
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
@@ -53,6 +55,7 @@ class Roofline:
         active_share: float = 1.0,
         decision_ns: int = 0,
         free_copies: bool = False,
+        joint_kernels: bool = False,
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
@@ -64,6 +67,10 @@ class Roofline:
         self.contention = None if free_copies else hardware.contention
         self.cpu_latency_ns = us(hardware.cpu.round_trip_us) if hardware.cpu is not None else 0
         self._active_share, self._free_copies = active_share, free_copies
+        launches = hardware.compute.expert_launches
+        self._layer_launches, self._expert_launches = (
+            (launches, 0) if joint_kernels else (0, launches)
+        )
         self._resident_bytes = [model.resident_bytes(precision) for precision in precisions]
         self._forecast_ns, later_ns = self._forecasting(forecast_sites)
         self.prediction_ns = us(hardware.prediction_us) + later_ns
@@ -164,6 +171,7 @@ class Roofline:
         launches = (
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
+            + self._layer_launches
         )
         formula_ns = compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
         return max(least_ns, formula_ns)
@@ -211,7 +219,7 @@ class Roofline:
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
         formula_ns = written_out + compute.operation_ns(
-            2 * tokens * params, read_bytes, compute.expert_launches
+            2 * tokens * params, read_bytes, self._expert_launches
         )
         return max(least_ns, formula_ns)
 

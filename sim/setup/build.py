@@ -209,6 +209,7 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
         active_share=parts.payload.active_share,
         decision_ns=us(parts.placement.decision_us(model.experts)),
         free_copies=loader.copies == "free",
+        joint_kernels=loader.kernels == "by_layer",
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
         moves_in_part=parts.payload.partial,

@@ -91,6 +91,10 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
         ({"chunk_bytes": 1, "write_back": True}, "chunk_bytes and write_back cannot be combined"),
         ({"write_back": True, "staging_slots": 1}, "write_back and staging cannot be combined"),
         ({"write_back": True, "retention": "after_batch"}, "write_back needs retention=strict"),
+        (
+            {"kernels": "by_layer", "wait": "as_ready"},
+            "kernels=by_layer takes a layer's experts together, and wait=as_ready computes each",
+        ),
         ({"demand_evicts": "unmasked"}, "demand_evicts=unmasked needs staging_slots >= 1"),
         (
             {"demand_evicts": "unmasked", "staging_slots": 1, "retention": "after_batch"},

@@ -170,3 +170,15 @@ def test_the_head_runs_once_a_sequence() -> None:
     durations = Roofline(small(), machine(), ("fp16",))
     assert durations.tail_ns(step()) == 2 + 2_000
     assert durations.tail_ns(step(rows=500, sequences=tuple(range(500)))) == 80 + 2_000
+
+
+# Contracts: C81
+def test_kernels_that_take_a_layers_experts_together_launch_once_a_layer() -> None:
+    """An expert's launches of 2 us become its layer's, however many experts that computes."""
+    each = Roofline(small(), machine(), ("fp16",))
+    together = Roofline(small(), machine(), ("fp16",), joint_kernels=True)
+    launch_ns = 2_000 * machine().compute.expert_launches
+    assert launch_ns > 0
+    assert each.expert_ns(0, 0, 1) - together.expert_ns(0, 0, 1) == launch_ns
+    assert together.dense_ns(step())[0] - each.dense_ns(step())[0] == launch_ns
+    assert together.tail_ns(step()) == each.tail_ns(step())

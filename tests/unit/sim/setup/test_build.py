@@ -90,7 +90,7 @@ def test_durations_are_of_the_machine_as_its_parts_reach_it(
     monkeypatch.setattr(build_module, "Roofline", lambda *given, **named: (*given, named))
     parts: Any = SimpleNamespace(
         hardware=Machine("m"),
-        loader=SimpleNamespace(copies=copies),
+        loader=SimpleNamespace(copies=copies, kernels="by_layer" if free else "by_expert"),
         model=SimpleNamespace(experts=8),
         placement=SimpleNamespace(uses_cpu=True, decision_us=lambda experts: experts / 4),
         precision=SimpleNamespace(precisions=("fp16",)),
@@ -103,6 +103,7 @@ def test_durations_are_of_the_machine_as_its_parts_reach_it(
         "active_share": 0.3,
         "decision_ns": 2_000,
         "free_copies": free,
+        "joint_kernels": free,
         "forecast_sites": 6,
         "held_bits": 4.5,
         "moves_in_part": True,
