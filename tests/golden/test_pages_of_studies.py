@@ -56,7 +56,9 @@ def test_published_runs_come_out_as_the_page_says(
     for like in ("like=qwen3_30b_a3b", "like=qwen3_8_flash_next sequences=24"):
         place = f"output_dir=gates/{like.split()[0].partition('=')[2]}"
         assert shell.run(f"moelab synthesize {like} tokens=256 {place}").status == 0
-    told = shell.run("moelab reproduce field=gates").out
+    found = shell.run("moelab reproduce field=gates")
+    assert found.status == 0, "a line that the page says holds is missed"
+    told = found.out
     runs = {row[0] for row in rows(DOCS / "field.md")}
     printed = [line for line in told.splitlines() if line[1:].partition("  ")[0] in runs]
     page = {without_gaps(" ".join(row)) for row in rows(DOCS / "field.md")}
