@@ -43,7 +43,7 @@ CALIBRATION, SHEETS = "a calibration and some recordings", "data sheets"
 SHEETS_AND_LINK = "data sheets, and the link's rate as told"
 OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
 PHONE = "OnePlus 15R"
-OF_SAME_MACHINE = {PHONE: "oneplus_15r"}
+OF_SAME_MACHINE = {PHONE: "oneplus_15r", "Tesla P40": "p40_pcie3", "GB10": "gb10"}
 """Machines whose published runs were made on just the machine of a file of ``conf/hardware``."""
 
 
