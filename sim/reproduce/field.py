@@ -3,8 +3,8 @@
 ``claims/field.csv`` has one run a row: what was measured, where that is written, and the words that
 simulate it. Machines are those of ``conf/hardware``, with the link's rate as the source tells it.
 ``drawn`` has the words whose figures are drawn from another row, which ``fitted_on`` names.
-``baseline`` names the run of the same group that it is compared with (`sim.reproduce.field_gains`). Gates are
-synthetic, fitted to published statistics of a model, which the word ``like=`` names.
+``baseline`` names the run of the same group that it is compared with (`sim.reproduce.field_gains`).
+Gates are synthetic, fitted to published statistics of a model, which the word ``like=`` names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How every figure of the project looks, and how it is saved: one style, as PNG and as SVG.
 
-Colours are those of Okabe and Ito, which people with any colour vision tell apart, and then six of
-Paul Tol's. What belongs to no system is grey.
+Colours are those of Okabe and Ito, which people with any colour vision tell apart, then a brown and
+six of Paul Tol's. What belongs to no system is grey.
 """
 
 from __future__ import annotations
