@@ -203,10 +203,8 @@ class RecordedOrder(Clock):
     def _ring(self, entry: Entry) -> None:
         time_ns, _, _, event = entry
         self._now = max(self._now, time_ns)
-        if isinstance(event, Alarm):
-            event.at_ns = self._now
         for callback in event.callbacks:
-            callback(event)
+            callback(self._now if isinstance(event, Alarm) else event)
 
     def _takes(self, entry: Entry) -> bool:
         """Whether an event makes the recorded next call, as far as its priority tells."""
@@ -314,11 +312,11 @@ class ReplayEngine(Engine):
         if self.controller.waiting:
             self._releases.append((self._free_ns, key))
 
-    def _on_need_done(self, alarm: Alarm) -> None:
+    def _on_need_done(self, now: int) -> None:
         self._release_is_set = False
-        if self._releases and self._releases[0][0] <= alarm.at_ns:
-            self._release(self._releases.popleft()[1], alarm.at_ns)
-            self._end_site_if_done(alarm.at_ns)
+        if self._releases and self._releases[0][0] <= now:
+            self._release(self._releases.popleft()[1], now)
+            self._end_site_if_done(now)
         elif self._releases:
             self._set_release()
 
@@ -374,11 +372,8 @@ class MeasuredChunks(Measured, ChunkedLink):
         if chunk is not None:
             self.cut_at, end_ns = chunk
             self._cut_service = self._service
-            alarm = Alarm(self._env, partial(self._ring, transfer, self._service, self.cut_at))
+            alarm = Alarm(self._env, partial(self._on_cut, transfer, self._service, self.cut_at))
             alarm.set(since_ns + end_ns, self._order(transfer))
-
-    def _ring(self, transfer: Transfer, service: int, chunks: int, alarm: Alarm) -> None:
-        self._on_cut(transfer, service, chunks, alarm.at_ns)
 
     def _first_chunk(self, transfer: Transfer, elapsed_ns: int) -> tuple[int, int] | None:
         """The number and end of the first chunk that ends later, unless it is the last."""
@@ -417,10 +412,9 @@ class MeasuredEngines(Measured, SharedLink):
             if engine.service not in self._alarmed:
                 self._alarmed.add(engine.service)
                 order = self._order(engine.transfer)
-                Alarm(self._env, partial(self._ring, order)).set(engine.latency_until_ns, order)
-
-    def _ring(self, order: int, alarm: Alarm) -> None:
-        self._on_change(order, alarm.at_ns)
+                Alarm(self._env, partial(self._on_change, order)).set(
+                    engine.latency_until_ns, order
+                )
 
 
 def make_link(engine: ReplayEngine, index: int, lengths: Lengths, tie_ns: int) -> Measured:

@@ -27,25 +27,28 @@ Entry = tuple[int, int, int, simpy.Event]
 """An entry of SimPy's heap: time, priority, number, event."""
 
 
+Ring = Callable[[int], None]
+"""What an alarm calls, with the time at which it rings in ns."""
+
+
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
-    """An event that calls ``callback`` when it rings, and can then be set again.
+    """An event that calls ``callback`` with the time when it rings, and can then be set again."""
 
-    ``at_ns``: the time for which it is set, or at which it rang last.
-    """
-
-    def __init__(self, env: Clock, callback: Callable[[Alarm], None]) -> None:
+    def __init__(self, env: Clock, callback: Ring) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self.callbacks = [callback]
-        self.at_ns = -1
 
     def set(self, at_ns: int, priority: int) -> None:
         """Ring at a time. Of alarms at one time the lower priority rings first; of one priority
         the alarm that was set first.
         """
-        self.at_ns = at_ns
         self.env.put((at_ns, priority, next(self.env.numbers), self))
+
+
+def _stop(now: int) -> None:
+    raise simpy.core.StopSimulation
 
 
 class Clock(simpy.Environment):  # type: ignore[misc]
@@ -58,15 +61,18 @@ class Clock(simpy.Environment):  # type: ignore[misc]
         self.numbers = self._eid
         self.put: Callable[[Entry], None] = partial(heappush, self._queue)
         """Put an entry on the heap: SimPy's ``schedule``, for a time instead of a delay."""
+        self.due: list[Entry] = self._queue
+        """The heap itself: what is due first is its first entry."""
 
     def run(self, until: simpy.Event) -> None:
         """Ring the alarms in order until ``until`` does. Raise StuckError if none is left."""
         queue, pop = self._queue, heappop
-        until.callbacks.append(simpy.core.StopSimulation.callback)
+        until.callbacks.append(_stop)
         try:
             while queue:
-                self._now, _, _, event = pop(queue)
-                event.callbacks[0](event)
+                now, _, _, alarm = pop(queue)
+                self._now = now
+                alarm.callbacks[0](now)
         except simpy.core.StopSimulation:
             return
         raise StuckError("nothing is due any more, and the run has not ended")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from sim.core.controller import Controller
-from sim.engine.clock import CPU_DONE, GATE, NEED_DONE, SEQUENCE_END, Alarm, Clock
+from sim.engine.clock import CPU_DONE, GATE, NEED_DONE, SEQUENCE_END, Clock, Ring
 from sim.engine.contended_links import ContendedLink, make_links
 from sim.engine.contest import Contest
 from sim.engine.engine import Engine
@@ -56,16 +56,16 @@ class ContendedEngine(Engine):
 
     # ---- the compute stream
 
-    def _work(self, work_ns: int, order: int, done: Callable[[Alarm], None]) -> None:
+    def _work(self, work_ns: int, order: int, done: Ring) -> None:
         """Let the stream begin an operation when its host time is over. ``order``: the priority of
         its end.
         """
         now, begins_ns = int(self.env.now), self._free_ns
         self._free_ns = AT_WORK
 
-        def over(alarm: Alarm) -> None:
-            self._work_ends.append(alarm.at_ns)
-            done(alarm)
+        def over(now: int) -> None:
+            self._work_ends.append(now)
+            done(now)
 
         self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, over)
 
@@ -73,8 +73,8 @@ class ContendedEngine(Engine):
         if not self._awaits_blocks or self._has_blocks():
             self._work(self._lead_ns - self._sync_ns, NEED_DONE, self._on_dense_end)
 
-    def _on_dense_end(self, alarm: Alarm) -> None:
-        now = self._free_ns = alarm.at_ns
+    def _on_dense_end(self, now: int) -> None:
+        self._free_ns = now
         self._gate_alarm.set(now + self._sync_ns, GATE)
 
     def _compute(self, key: int, row: int) -> None:
@@ -85,7 +85,7 @@ class ContendedEngine(Engine):
     def _begin_need(self) -> None:
         if self._given and self._free_ns != AT_WORK:
             duration, key = self._given.popleft()
-            self._work(duration, NEED_DONE, lambda alarm: self._on_need_end(key, alarm.at_ns))
+            self._work(duration, NEED_DONE, lambda now: self._on_need_end(key, now))
 
     def _on_need_end(self, key: int, now: int) -> None:
         self._free_ns = now
@@ -102,9 +102,9 @@ class ContendedEngine(Engine):
         assert self._step is not None
         self._work(self.durations.tail_ns(self._step), SEQUENCE_END, self._on_tail_end)
 
-    def _on_tail_end(self, alarm: Alarm) -> None:
-        self._free_ns = alarm.at_ns
-        self._end_step(alarm.at_ns)
+    def _on_tail_end(self, now: int) -> None:
+        self._free_ns = now
+        self._end_step(now)
 
     # ---- the CPU
 

@@ -91,14 +91,12 @@ class ContendedLink(PagedLink):
             latency,
             duration - latency,
             order,
-            lambda alarm: self._on_service_end(service, alarm.at_ns),
+            lambda now: self._on_service_end(service, now),
         )
         service = Service(transfer, self._engine, row, draw)
         self.serving.append(service)
         if head < duration:
-            self._contest.mark(
-                draw, now, head - latency, lambda alarm: self._on_passed(service, alarm.at_ns)
-            )
+            self._contest.mark(draw, now, head - latency, lambda now: self._on_passed(service, now))
         if self.outer is not None and self.outer.serves(transfer):
             # At least 1 ns is left, so that the pause comes before the end.
             last = max(
@@ -108,7 +106,7 @@ class ContendedLink(PagedLink):
                 draw,
                 now,
                 duration - latency - last,
-                lambda alarm: self._on_overtaking(service, alarm.at_ns),
+                lambda now: self._on_overtaking(service, now),
             )
 
     @property
@@ -188,7 +186,7 @@ class ContendedLink(PagedLink):
                 service.draw,
                 now,
                 work_ns(service.chunks),
-                lambda alarm: self._on_cut_due(service, alarm.at_ns),
+                lambda now: self._on_cut_due(service, now),
             )
 
     def _on_cut_due(self, service: Service, now: int) -> None:

@@ -8,27 +8,26 @@ these points are set anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import lcm
 
-from sim.engine.clock import Alarm, Clock
+from sim.engine.clock import Alarm, Clock, Ring
 from sim.machine.contention import FIRST_LINK, WHOLE, Contention
-
-Ring = Callable[[Alarm], None]
 
 
 class Mark:
     """A point of a piece of work: ``ring`` is called, with priority ``order``, when no more than
     ``left`` is left to do.
 
-    ``alarm``: the alarm that is set for it. Earlier alarms still ring, and are ignored.
+    ``alarm``: the alarm that is set for it, at ``at_ns``. Earlier alarms still ring, and are ignored.
     """
 
-    __slots__ = ("alarm", "left", "order", "ring")
+    __slots__ = ("alarm", "at_ns", "left", "order", "ring")
 
     def __init__(self, left: int, order: int, ring: Ring) -> None:
         self.left, self.order, self.ring = left, order, ring
         self.alarm: Alarm | None = None
+        self.at_ns = -1
 
 
 class Draw:
@@ -89,9 +88,9 @@ class Contest:
         nothing of the work remains.
         """
         draw = Draw(party, now + latency_ns, work_ns, order, work_ns * self._unit(party))
-        draw.marks.append(Mark(0, order, lambda alarm: self._end(draw, done, alarm)))
+        draw.marks.append(Mark(0, order, lambda now: self._end(draw, done, now)))
         if latency_ns:
-            Alarm(self._env, lambda alarm: self._join(draw, alarm.at_ns)).set(draw.begins_ns, order)
+            Alarm(self._env, lambda now: self._join(draw, now)).set(draw.begins_ns, order)
         else:
             self._join(draw, now)
         return draw
@@ -153,9 +152,9 @@ class Contest:
         self._draws[draw] = None
         self._set_paces(now)
 
-    def _end(self, draw: Draw, done: Ring, alarm: Alarm) -> None:
-        self._leave(draw, alarm.at_ns)
-        done(alarm)
+    def _end(self, draw: Draw, done: Ring, now: int) -> None:
+        self._leave(draw, now)
+        done(now)
 
     def _leave(self, draw: Draw, now: int) -> None:
         self._settle(now)
@@ -195,11 +194,12 @@ class Contest:
             mark.alarm = None
             return
         at_ns = now + max(0, -((mark.left - draw.left) // draw.pace))
-        if mark.alarm is None or mark.alarm.at_ns != at_ns:
-            mark.alarm = Alarm(self._env, lambda alarm: self._ring(mark, draw, alarm))
-            mark.alarm.set(at_ns, mark.order)
+        if mark.alarm is None or mark.at_ns != at_ns:
+            alarm = Alarm(self._env, lambda now: self._ring(mark, draw, alarm, now))
+            mark.alarm, mark.at_ns = alarm, at_ns
+            alarm.set(at_ns, mark.order)
 
-    def _ring(self, mark: Mark, draw: Draw, alarm: Alarm) -> None:
+    def _ring(self, mark: Mark, draw: Draw, alarm: Alarm, now: int) -> None:
         if alarm is mark.alarm:
             draw.marks.remove(mark)
-            mark.ring(alarm)
+            mark.ring(now)

@@ -48,6 +48,7 @@ class Engine(Stream):
         "_awaited_site",
         "_awaits_blocks",
         "_cuttable",
+        "_due",
         "_end_ns",
         "_gate_alarm",
         "_is_one_variant",
@@ -79,7 +80,7 @@ class Engine(Stream):
     ) -> None:
         super().__init__(env, controller, workload, durations)
         self.workload = workload
-        self._put = env.put
+        self._put, self._due = env.put, env.due
         self.services: Column = []
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
@@ -200,7 +201,7 @@ class Engine(Stream):
             self._close(now)
             self.done.succeed()
         elif isinstance(following, int):
-            alarm = Alarm(self.env, lambda alarm: self._on_request(following, alarm.at_ns))
+            alarm = Alarm(self.env, lambda now: self._on_request(following, now))
             alarm.set(following + self._waking_ns(following - self._free_ns), ARRIVAL)
         else:
             self._begin_step(following, now)
@@ -248,17 +249,16 @@ class Engine(Stream):
         self._awaited_site = self._site
         return False
 
-    def _pass_on(self, free_ns: int, now: int) -> None:
+    def _pass_on(self, free_ns: int, now: int) -> int:
         """``_end_site`` and ``_begin_site`` in one piece, for simple gates, where this runs every
-        time.
+        time: when the step's next gate is, or -1 if the step has no other.
         """
         self._end_ns.append(free_ns)
         for site, lead_ns in self._walk:
-            self._site, alarm, put = site, self._gate_alarm, self._put
-            alarm.at_ns = at_ns = free_ns + lead_ns
-            put((at_ns, GATE, 0, alarm))  # there is only one gate alarm, so that it needs no number
-            return
+            self._site = site
+            return free_ns + lead_ns
         self._begin_tail(now)
+        return -1
 
     def _end_site(self, now: int) -> None:
         """Every need of the site has been computed, or the end of its computation is known."""
@@ -295,8 +295,8 @@ class Engine(Stream):
             self._following = following
         self._end_alarm.set(end, SEQUENCE_END)
 
-    def _on_step_end(self, alarm: Alarm) -> None:
-        now, step = alarm.at_ns, self._step
+    def _on_step_end(self, now: int) -> None:
+        step = self._step
         assert step is not None
         for sequence in step.ends:
             self.controller.end_sequence(sequence)
@@ -325,16 +325,19 @@ class Engine(Stream):
 
     # ---- the compute stream
 
-    def _on_gate(self, alarm: Alarm) -> None:
-        now = alarm.at_ns
-        controller, gate = self.controller, self._gate
-        gate.visit(self._site)
-        first = self._row
-        self._gates += (now, first)
-        outcomes, waits = controller.gate(gate)
-        count = len(outcomes)
-        self._row = first + count
-        if self._is_simple_step and not controller.waiting:
+    def _on_gate(self, now: int) -> None:
+        """Visit a gate, and each that follows before anything else is due."""
+        controller, gate, due = self.controller, self._gate, self._due
+        while True:
+            gate.visit(self._site)
+            first = self._row
+            self._gates += (now, first)
+            outcomes, waits = controller.gate(gate)
+            count = len(outcomes)
+            self._row = first + count
+            if not self._is_simple_step or controller.waiting:
+                self._work_in_full(outcomes, waits, first, now)
+                return
             # The short way: needs that are there are computed at once, one after another, or once
             # all are there.
             self._is_simple_gate = True
@@ -355,9 +358,28 @@ class Engine(Stream):
                 self.settle(now)
             elif (link.demands or link.prefetches) and len(link.issued) < link.room:
                 link.fill(now)
-            if waits is None:
-                self._pass_on(free, now)
-            return
+            if waits is not None:
+                return
+            at_ns = self._pass_on(free, now)
+            if at_ns < 0:
+                return
+            if due and due[0][0] <= at_ns:
+                self._set_gate(at_ns)
+                return
+            now = at_ns
+
+    def _set_gate(self, at_ns: int) -> None:
+        # There is only one gate alarm, so that it needs no number.
+        self._put((at_ns, GATE, 0, self._gate_alarm))
+
+    def _work_in_full(
+        self,
+        outcomes: Sequence[int],
+        waits: dict[int, Transfer] | None,
+        first: int,
+        now: int,
+    ) -> None:
+        """Set the needs of a gate to work that is not simple. ``first``: the row of its first lookup."""
         self._is_simple_gate = False
         if self.pages is not None:
             assert self._step is not None
@@ -398,7 +420,7 @@ class Engine(Stream):
             self._lacking[self._site] = 1
         if self.controller.predicts_later:
             tick = self._gate.tick
-            alarm = Alarm(self.env, lambda alarm: self._on_prediction(tick, alarm.at_ns))
+            alarm = Alarm(self.env, lambda now: self._on_prediction(tick, now))
             alarm.set(now + self.durations.prediction_ns, PREDICTION + tick)
 
     def _on_prediction(self, tick: int, now: int) -> None:
@@ -431,7 +453,9 @@ class Engine(Stream):
                 free = now
             free = self._free_ns = free + work_ns
             if not self.awaited:
-                self._pass_on(free, now)
+                at_ns = self._pass_on(free, now)
+                if at_ns >= 0:
+                    self._set_gate(at_ns)
             return
         if self._line_of(key).take_in(key, row, number, now):
             self._end_site_if_done(now)

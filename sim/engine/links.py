@@ -138,9 +138,8 @@ class Link:
             self._set_end(transfer, now)
             return
         # ``_set_end`` in one piece, because this runs at every hop.
-        alarm, put = self._alarm, self._put
-        alarm.at_ns = at_ns = now + duration
-        put((at_ns, TRANSFER_END + (number << 2) + self._rank, next(self._numbers), alarm))
+        order = TRANSFER_END + (number << 2) + self._rank
+        self._put((now + duration, order, next(self._numbers), self._alarm))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
         duration = self.service_ns(transfer)
@@ -148,7 +147,7 @@ class Link:
         if self._forwards:
             head = self._head_ns(transfer)
             if head < duration:
-                alarm = Alarm(self._env, lambda alarm: self._on_head(transfer, alarm.at_ns))
+                alarm = Alarm(self._env, lambda now: self._on_head(transfer, now))
                 alarm.set(now + head, self._order(transfer))
 
     def service_ns(self, transfer: Transfer) -> int:
@@ -184,8 +183,8 @@ class Link:
         self.controller.head_done(self.index, transfer)
         self.machine.settle(now)
 
-    def _on_end(self, alarm: Alarm) -> None:
-        now, issued = alarm.at_ns, self.issued
+    def _on_end(self, now: int) -> None:
+        issued = self.issued
         transfer = issued.popleft()
         self._ends[self._service] = now
         self._calls.append(now)
@@ -227,7 +226,7 @@ class PagedLink(Link):
         return duration
 
 
-def _ignore(alarm: Alarm) -> None:
+def _ignore(now: int) -> None:
     """The end of a service that has been cut: nothing happens."""
 
 
@@ -273,7 +272,7 @@ class ChunkedLink(Link):
         if number == last:
             return
         self.cut_at, self._cut_service = number, service
-        alarm = Alarm(self._env, lambda alarm: self._on_cut(transfer, service, number, alarm.at_ns))
+        alarm = Alarm(self._env, lambda now: self._on_cut(transfer, service, number, now))
         alarm.set(since_ns + ends_ns[number], self._order(transfer))
 
     def _on_cut(self, transfer: Transfer, service: int, chunks: int, now: int) -> None:
@@ -404,9 +403,7 @@ class SharedLink(Link):
             at_ns, order = min(changes)
             alarm = Alarm(
                 self._env,
-                lambda alarm: (
-                    self._on_change(order, alarm.at_ns) if alarms == self._alarms else None
-                ),
+                lambda now: self._on_change(order, now) if alarms == self._alarms else None,
             )
             alarm.set(at_ns, order)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Sequence
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
-from sim.engine.clock import Alarm, Clock
+from sim.engine.clock import Clock
 from sim.engine.engine import Engine
 from sim.engine.stream import Line
 from sim.machine.durations import Durations, OwnedDurations
@@ -71,8 +71,7 @@ class Owner(Line):
             self.begun_ns, self.cause = now, cause
             self._free_ns = now + self.engine.durations.host.waking_ns(now - self._free_ns)
 
-    def _on_need_done(self, alarm: Alarm) -> None:
-        now = alarm.at_ns
+    def _on_need_done(self, now: int) -> None:
         self._release_is_set = False
         if self._releases and self._releases[0][0] == now:
             self.engine.release_of(self, self._releases.popleft()[1], now)

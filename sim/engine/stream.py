@@ -143,7 +143,7 @@ class Line:
             self._release_is_set = True
             self._release_alarm.set(self._releases[0][0], self._release_order)
 
-    def _on_need_done(self, alarm: Alarm) -> None:
+    def _on_need_done(self, now: int) -> None:
         """The computation of a need of a wave has ended."""
         raise NotImplementedError
 
@@ -361,8 +361,7 @@ class Stream(Line):
 
     # ---- waves
 
-    def _on_need_done(self, alarm: Alarm) -> None:
-        now = alarm.at_ns
+    def _on_need_done(self, now: int) -> None:
         self._release_is_set = False
         # A result of the CPU may have admitted the last needs since the alarm was set.
         if self._releases and self._releases[0][0] == now:
@@ -404,8 +403,8 @@ class Stream(Line):
         self._cpu_submissions += 1
         self._cpu_alarm.set(self._cpu[0][0], CPU_DONE + self._cpu_submissions)
 
-    def _on_cpu_done(self, alarm: Alarm) -> None:
-        now, controller = alarm.at_ns, self.controller
+    def _on_cpu_done(self, now: int) -> None:
+        controller = self.controller
         _, key, row = self._cpu.popleft()
         if self._cpu:
             self._set_cpu(now)
