@@ -79,13 +79,13 @@ class Controller(Lookups):
         "_forecasts",
         "_has_extras",
         "_is_one_variant",
-        "_looking_up",
         "_overflows",
         "_step",
         "_trims",
         "_trims_visited",
         "_visited",
         "_wanted",
+        "_zeros",
         "gate_calls",
         "spare_bytes",
         "waiting",
@@ -174,18 +174,10 @@ class Controller(Lookups):
         self.waiting = 0
 
     def _prepare_records(self) -> None:
-        zeros = [[0] * count for count in range(self.geometry.experts + 1)]
+        self._zeros = [[0] * count for count in range(self.geometry.experts + 1)]
         self._packing: Packing | None = None
         self.gate_calls: Column = []
         self.wave_calls: list[int] = []  # of each need_done: call, needs admitted
-        self._looking_up = (
-            self.protection.begin_gate,
-            self._prefetches_of,
-            zeros,
-            self.state,
-            self.lookup_keys,
-            self.lookup_outcomes,
-        )
 
     # ---- calls of the driver (calls about transfers: sim.core.transfers; prediction_ready:
     # sim.core.prefetches)
@@ -238,22 +230,19 @@ class Controller(Lookups):
         elif not self._is_one_variant:
             outcomes, waits = self._gate_of_variants(gate)
         else:
-            begin_gate, prefetches_of, zeros_of, state, lookup_keys, lookup_outcomes = (
-                self._looking_up
-            )
-            begin_gate(site, keys)
+            self.protection.begin_gate(site, keys)
             self.admitted = keys
-            if prefetches_of[site] or self._cancels_all:
+            if self._prefetches_of[site] or self._cancels_all:
                 self._cancel_passed(site, keys)
-            outcomes = zeros = zeros_of[size]
-            waits = None
+            outcomes = zeros = self._zeros[size]
+            waits, state = None, self.state
             for key in keys:
                 if state[key]:
                     outcomes, waits = self._settle_all(keys)
                     break
             self.cache.on_requests(keys, zeros, outcomes, gate)
-            lookup_keys += keys
-            lookup_outcomes += outcomes
+            self.lookup_keys += keys
+            self.lookup_outcomes += outcomes
         if self._has_extras:
             self._do_extras(gate, site)
         elif self._forecasts:

@@ -29,8 +29,9 @@ with room is polled: it may issue what the call has queued, or what has found a 
 
 A step visits its sites one after another: dense work, the gate, the gate's needs, the next site.
 The stream knows how long each need takes, so that computing them is arithmetic: one number says
-when the stream will be free. Hence there is one alarm for a gate, and one for each hop of a
-transfer; the others are rare. Only where operations slow each other down (`sim.engine.contended`)
+when the stream will be free. Hence there is one alarm for each hop of a transfer, and one for a
+gate; the others are rare. Where nothing else is due before a gate, it follows the one before
+without an alarm. Only where operations slow each other down (`sim.engine.contended`)
 no end is known beforehand, and each operation has an alarm of its own.
 """
 

@@ -13,7 +13,7 @@ from sim.engine.owners import OwnedEngine, Owner
 from sim.values.record import CPU_RESULT, HOST_TIME
 
 pytestmark = pytest.mark.pure
-ALARM: Any = SimpleNamespace(at_ns=7)
+NOW = 7
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_owners_alarm_releases_the_need_whose_time_it_is(
         _set_release=lambda: alarms.append(1),
         engine=SimpleNamespace(release_of=lambda of, key, now: told.append((key, now))),
     )
-    Owner._on_need_done(owner, ALARM)
+    Owner._on_need_done(owner, NOW)
     assert (told, len(alarms), owner._release_is_set) == (released, is_set, False)
 
 

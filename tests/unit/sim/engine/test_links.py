@@ -77,6 +77,18 @@ def test_what_the_end_of_the_run_cuts_has_no_end() -> None:
     assert timeline.makespan_ns == 4
 
 
+@pytest.mark.parametrize(("service_ns", "found"), [(2, "hit"), (3, "late")])
+def test_what_arrives_at_the_instant_of_a_gate_arrives_before_it(
+    service_ns: int, found: str
+) -> None:
+    """The prefetch of 5 starts at 1. All is there at the first gate, so that the second follows at 3
+    if nothing else is due by then.
+    """
+    loader, step = Loader(lookahead=1), ahead([0], [5])
+    timeline = run(machine(step, initial=((0, 0, 0),), loader=loader, service_ns=(service_ns,)))
+    assert outcomes(timeline)[-1] == found
+
+
 # Several engines
 
 

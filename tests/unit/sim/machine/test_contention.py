@@ -90,16 +90,16 @@ def ends_of(
     for order, (party, at, latency, work) in enumerate(works):
 
         def begin(
-            alarm: Alarm,
+            now: int,
             party: int = party,
             latency: int = latency,
             work: int = work,
             order: int = order,
         ) -> None:
-            def done(alarm: Alarm) -> None:
-                ends.append((party, alarm.at_ns))
+            def done(now: int) -> None:
+                ends.append((party, now))
 
-            contest.begin(party, alarm.at_ns, latency, work, TRANSFER_END + order, done)
+            contest.begin(party, now, latency, work, TRANSFER_END + order, done)
 
         Alarm(env, begin).set(at, NEED_DONE)
     env.run(until=env.timeout(1 << 40))
@@ -163,13 +163,13 @@ def rung(env: Clock, contest: Contest, draw: Draw, *done_ns: int) -> list[tuple[
     """The marks of a piece of work that rang, as (work done, time)."""
     rings: list[tuple[int, int]] = []
     for work in done_ns:
-        contest.mark(draw, 0, work, lambda alarm, work=work: rings.append((work, alarm.at_ns)))
+        contest.mark(draw, 0, work, lambda now, work=work: rings.append((work, now)))
     env.run(until=env.timeout(1 << 40))
     return rings
 
 
 def begun(env: Clock, contest: Contest, party: int, work: int, number: int) -> Draw:
-    return contest.begin(party, 0, 0, work, TRANSFER_END + number, lambda alarm: None)
+    return contest.begin(party, 0, 0, work, TRANSFER_END + number, lambda now: None)
 
 
 # Contracts: C75
@@ -193,9 +193,7 @@ def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
     contest = Contest(env, Contention(1), (2,))
     first, other = (begun(env, contest, LINK, 20, number) for number in (1, 2))
     for at_ns, held in ((10, True), (18, False)):
-        Alarm(env, lambda alarm, held=held: contest.hold(first, alarm.at_ns, held)).set(
-            at_ns, NEED_DONE
-        )
+        Alarm(env, lambda now, held=held: contest.hold(first, now, held)).set(at_ns, NEED_DONE)
     rings = rung(env, contest, first, 5, 6, 19)
     assert rings == [(5, 10), (6, 20), (19, 39)]
     assert contest.slowed_ns == [0, 0, 0]
@@ -388,10 +386,8 @@ def test_what_is_held_for_long_has_not_moved() -> None:
     """Done to 5 of 10 by 5, held for 20 ms: its end is 5 ns after that."""
     env, held_until, ends = Clock(), 20_000_000, []
     contest = Contest(env, Contention(1))
-    draw = contest.begin(LINK, 0, 0, 10, TRANSFER_END, lambda alarm: ends.append(alarm.at_ns))
+    draw = contest.begin(LINK, 0, 0, 10, TRANSFER_END, ends.append)
     for at_ns, held in ((5, True), (held_until, False)):
-        Alarm(env, lambda alarm, held=held: contest.hold(draw, alarm.at_ns, held)).set(
-            at_ns, NEED_DONE
-        )
+        Alarm(env, lambda now, held=held: contest.hold(draw, now, held)).set(at_ns, NEED_DONE)
     env.run(until=env.timeout(1 << 40))
     assert ends == [held_until + 5]
