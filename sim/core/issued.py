@@ -38,7 +38,7 @@ class Issued(list[Transfer]):
         super().__init__(transfers)
         self._numbers = array(COUNT32)
         self._columns = {name: array(width) for name, width in PACKED.items()}
-        self._open: list[int] = []  # those that were on their way when they were last looked at
+        self._open: list[int] = []  # demands that were on their way when they were last looked at
         self._seen = 0
         self._row_of: dict[int, int] = {}  # by number, of those that are packed; made when asked
 
@@ -46,11 +46,15 @@ class Issued(list[Transfer]):
         """Keep as columns what has landed since the last call."""
         self._row_of.clear()
         numbers = [*self._open, *range(self._seen, len(self))]
-        read = super().__getitem__
-        self._open = [number for number in numbers if not read(number).over]
-        self._seen = len(self)
-        landed = [number for number in numbers if read(number).over and is_plain(read(number))]
-        transfers = [read(number) for number in landed]
+        self._open, self._seen = [], len(self)
+        landed, transfers = [], []
+        for number, transfer in zip(numbers, map(super().__getitem__, numbers), strict=True):
+            if not transfer.over:
+                if not transfer.prefetch:  # a prefetch is never packed
+                    self._open.append(number)
+            elif is_plain(transfer):
+                landed.append(number)
+                transfers.append(transfer)
         self._numbers.extend(array(COUNT32, landed))
         for name, column in self._columns.items():
             column.extend(array(column.typecode, list(map(_VALUE[name], transfers))))

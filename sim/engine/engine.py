@@ -20,8 +20,8 @@ from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
 from sim.values.types import Found, Step
 from sim.workload.steps import Workload
 
-PACKED_STEPS = 256
-"""After so many steps long columns are packed."""
+PACKED_LOOKUPS = 1500
+"""After so many lookups long columns are packed: soon enough for their numbers to be in the processor's cache."""
 SERVICES = {
     "service_number": COUNT32,
     "service_link": INT32,
@@ -112,6 +112,7 @@ class Engine(Stream):
         self._end_ns: list[int] = []
         self.record.end_ns = self._end_ns
         self._packing: Packing | None = None
+        self._packed_row = 0  # how many lookups there were when columns were last packed
         self._prepare_steps()
 
     def _make_links(self) -> Sequence[Link]:
@@ -282,7 +283,8 @@ class Engine(Stream):
         step, end = self._step, self._free_ns
         assert step is not None
         self.record.step_end_ns.append(end)
-        if step.index % PACKED_STEPS == PACKED_STEPS - 1:
+        if self._row >= self._packed_row + PACKED_LOOKUPS:
+            self._packed_row = self._row
             self._pack()
         if self._progress and step.index % self._stride == 0:
             self._progress(step.index + 1)

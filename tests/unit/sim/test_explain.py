@@ -68,7 +68,7 @@ def witnessed(folder: Path, configure: Configure, *overrides: str) -> Witnessed:
     slots.claim, slots.excess = watched_claim, watched_excess  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
         # The witness reads a column while the run goes on.
-        patch.setattr(engine, "PACKED_STEPS", sys.maxsize)
+        patch.setattr(engine, "PACKED_LOOKUPS", sys.maxsize)
         result = execute(run)
     write_outputs(folder, result.summary, run.config, result.frames, controller.loader.wait, 1)
     return Witnessed(RunLog(folder), run, seen)

@@ -75,6 +75,29 @@ def test_a_transfer_of_which_there_is_more_to_tell_stays_an_object(values: dict[
     assert issued[1] is one
 
 
+@pytest.mark.pure
+def test_a_prefetch_is_looked_at_once_however_often_others_are_packed() -> None:
+    """It is never packed. A long run starts millions, and packs thousands of times."""
+
+    class Watched(Transfer):
+        looks = 0
+
+        @property
+        def over(self) -> bool:
+            self.looks += 1
+            return False
+
+        @over.setter
+        def over(self, value: bool) -> None:
+            pass
+
+    prefetch, demand = Watched(0, True, 1, 1), Watched(1, False, 1, 1)
+    issued = Issued([prefetch, demand])
+    for _ in range(5):
+        issued.pack()
+    assert (prefetch.looks, demand.looks) == (1, 5)
+
+
 def test_what_is_on_its_way_is_packed_once_it_has_landed() -> None:
     issued = Issued([started(0), started(1, landed=False)])
     issued.pack()

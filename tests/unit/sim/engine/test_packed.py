@@ -21,7 +21,7 @@ from sim.values.record import Record
 def test_a_packed_run_has_the_rows_of_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
-    monkeypatch.setattr(engine, "PACKED_STEPS", 7)
+    monkeypatch.setattr(engine, "PACKED_LOOKUPS", 7)
     config, name = configure(*f"system={system}".split(), "trace.max_sequences=1")
     runs = []
     for packed in (False, True):
@@ -61,7 +61,7 @@ def test_demands_that_have_landed_are_packed_whichever_way_they_came(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     """The short way through a transfer's end marks it as the long way does."""
-    monkeypatch.setattr(engine, "PACKED_STEPS", 1)
+    monkeypatch.setattr(engine, "PACKED_LOOKUPS", 1)
     config, name = configure(*words, "trace.max_sequences=1")
     run = build(config, name)
     simulate(run.controller, run.workload, run.durations, packed=True)
