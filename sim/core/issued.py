@@ -58,8 +58,9 @@ class Issued(list[Transfer]):
         self._numbers.extend(array(COUNT32, landed))
         for name, column in self._columns.items():
             column.extend(array(column.typecode, list(map(_VALUE[name], transfers))))
+        nothing = cast(Transfer, None)
         for number in landed:
-            self[number] = cast(Transfer, None)
+            self[number] = nothing
 
     def objects(self) -> Iterator[tuple[int, Transfer]]:
         """Number and transfer of those that are not packed, in order."""

@@ -101,7 +101,7 @@ class Roofline:
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
         # Of each site how many layers have each window, 0 for none.
         self._windows = [tuple(Counter(windows).items()) for _, windows, _ in alike]
-        self._dense: dict[tuple[int, int, int, int], int] = {}
+        self._dense: dict[tuple[int, int, int], list[int]] = {}
         self._tail: dict[tuple[int, int], int] = {}
         self._draft_layers = draft_layers
         self.paging: Paging | None = None
@@ -109,18 +109,14 @@ class Roofline:
         """The slots of the device, which the machine's engine may search at every load."""
 
     def dense_ns(self, step: Step) -> Sequence[int]:
-        rows, sequences, context = step.rows, len(step.sequences), step.token
-        times = []
-        for site in self._kinds:
-            at = (site, rows, sequences, context)
-            if at not in self._dense:
-                self._dense[at] = self._layers_ns(*at) + self._forecast_ns
-            times.append(self._dense[at])
-        by_site = (
-            times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
-        )
+        at = step.rows, len(step.sequences), step.token
+        by_site = self._dense.get(at)
+        if by_site is None:
+            times = [self._layers_ns(site, *at) + self._forecast_ns for site in self._kinds]
+            by_site = self._dense[at] = [times[kind] for kind in self._kind_of]
         if step.drafters and self._draft_layers:
-            by_site[step.sites[0]] += sum(self._draft_ns(few, context) for few in step.drafters)
+            by_site = list(by_site)
+            by_site[step.sites[0]] += sum(self._draft_ns(few, step.token) for few in step.drafters)
         return by_site
 
     def _draft_ns(self, sequences: int, context: int) -> int:

@@ -300,9 +300,12 @@ class Frames:
         )
         at = np.searchsorted(start, idle_from, side="right") - 1
         inside = (at >= 0) & (idle_to <= end[at])
-        stall = np.zeros(len(start), np.int64)
-        np.add.at(stall, at[inside], (idle_to - idle_from)[inside])
-        return stall
+        # Intervals stand in order, so that those of a step are a range of their sums.
+        until = np.concatenate([[0], np.cumsum(np.where(inside, idle_to - idle_from, 0))])
+        steps = np.arange(len(start))
+        return (
+            until[np.searchsorted(at, steps, "right")] - until[np.searchsorted(at, steps, "left")]
+        )
 
     def _by_step(self, outcomes: Sequence[Outcome]) -> Ints:
         """How many lookups of each step had one of ``outcomes``."""
@@ -425,7 +428,8 @@ def compute_busy_ns(frames: Frames) -> int:
     total = sum(frames.record.slowed_ns[:1])
     for step in workload.steps:
         dense = durations.dense_ns(step)
-        total += sum(map(dense.__getitem__, step.sites)) + durations.tail_ns(step)
+        visited = dense if len(step.sites) == len(dense) else map(dense.__getitem__, step.sites)
+        total += sum(visited) + durations.tail_ns(step)
     tokens, geometry = frames.computed_tokens, frames.controller.geometry
     kept = ~_is_one_of(NOT_ON_DEVICE)[frames.outcomes] & (tokens > 0)
     if isinstance(durations, OwnedDurations):

@@ -117,7 +117,8 @@ class Traffic:
             np.full(len(number), -1),
             np.zeros(len(number), np.int64),
         )
-        np.minimum.at(start, served, services.start_ns)
+        # Services stand in the order in which they began, and of one place the last value counts.
+        start[served[::-1]] = services.start_ns[::-1]
         np.maximum.at(end, served, services.end_ns)
         np.add.at(moved, served, services.moved_bytes)
         is_dense = issued.column("dense") > 0

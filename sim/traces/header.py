@@ -241,7 +241,7 @@ def _sha256_of_said(header: Header) -> str:
         "dtype": header.dtype,
         "lacks": sorted(header.lacks),
         "in_order": header.stands_in_order,
-        "sequences": [asdict(one) for one in header.sequences],
+        "sequences": [vars(one) for one in header.sequences],
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,18 +45,30 @@ class Packing:
         self._kept = {name: array(widths.get(name, INT64)) for names in lists for name in names}
 
     def pack(self) -> None:
-        # Numbers go through numpy, which reads a list three times as fast as an array does.
         for names, gathered in self._lists.items():
-            rows = np.array(gathered, np.int64)
-            for nth, name in enumerate(names):
-                kept = self._kept[name]
-                kept.frombytes(_narrowed(rows[nth :: len(names)], kept.typecode).tobytes())
+            if len(names) == 1 and self._kept[names[0]].itemsize < 8:
+                self._kept[names[0]].frombytes(_packed(gathered, self._kept[names[0]].typecode))
+            else:
+                rows = np.array(gathered, np.int64)
+                for nth, name in enumerate(names):
+                    kept = self._kept[name]
+                    kept.frombytes(_narrowed(rows[nth :: len(names)], kept.typecode).tobytes())
             gathered.clear()
 
     def whole(self) -> Mapping[str, Column]:
         """All that was gathered, by name. The lists are empty then."""
         self.pack()
         return self._kept
+
+
+def _packed(numbers: Sequence[int], width: str) -> bytes:
+    """Small numbers in this width. ``struct`` reads them twice as fast as numpy does, large ones half
+    as fast. Raise OverflowError where one does not fit.
+    """
+    try:
+        return struct.pack(f"{len(numbers)}{width}", *numbers)
+    except struct.error:
+        return _narrowed(np.array(numbers, np.int64), width).tobytes()
 
 
 def _narrowed(numbers: NDArray[np.int64], width: str) -> NDArray[np.integer]:

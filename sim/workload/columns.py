@@ -172,16 +172,17 @@ class StepColumns:
         # Gates are numbered within these steps first, and renumbered to ticks at the end.
         sites = steps[0].sites
         first = np.arange(len(steps) + 1) * len(sites)
-        rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
+        counts = np.array([step.rows for step in steps])
+        before = np.array([step.start for step in steps]) - (np.cumsum(counts) - counts)
+        rows = np.repeat(before, counts) + np.arange(counts.sum())
         found = needs_of(
             rows if self._place is None else self._places[rows],
-            np.repeat(first[:-1], [step.rows for step in steps]),
+            np.repeat(first[:-1], counts),
             int(first[-1]),
             slice(sites[0], sites[-1] + 1),
         )
-        ticks = np.concatenate(
-            [np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps]
-        )
+        first_ticks = self._first_gates[[step.index for step in steps]]
+        ticks = np.add.outer(first_ticks, np.arange(len(sites))).ravel()
         return replace(found, tick=ticks[found.tick])
 
     def _blocks(self, steps: Sequence[Step]) -> Iterator[list[Step]]:

@@ -108,7 +108,7 @@ def main() -> None:
     first = best[systems[0]] / gates[systems[0]]
     for system in systems:
         summary, everything = (
-            min(executed_s(system, words, full) for _ in range(2)) / best[system]
+            min(executed_s(system, words, full) for _ in range(arguments.repeats)) / best[system]
             for full in (False, True)
         )
         print(
