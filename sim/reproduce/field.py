@@ -54,7 +54,8 @@ which nothing is counted. Its dense weights are 3.4 GB without embedding and hea
 class Published:
     """A published run. ``hit_ratio`` is None where the source does not tell it.
 
-    ``fitted_on``: the run from which the figures of ``drawn``, the last of the words, were drawn.
+    ``fitted_on``: the run from which the figures of ``drawn``, the last of the words, were drawn; empty
+    where there are none.
     ``baseline``: the run of its group that it is compared with; empty where there is none.
     """
 
@@ -64,7 +65,7 @@ class Published:
     tokens_per_s: float
     hit_ratio: float | None
     words: tuple[str, ...]
-    fitted_on: tuple[str, ...] = ()
+    fitted_on: str = ""
     baseline: str = ""
     drawn: tuple[str, ...] = ()
 
@@ -96,7 +97,7 @@ def published(place: Path = FILE) -> list[Published]:
                 drawn, own = tuple(row["drawn"].split()), tuple(row["words"].split())
                 rate, words = float(row["tokens_per_s"]), own and (*own, *drawn)
                 told = row["id"], row["source"], row["machine"], rate, hits, words
-                one = Published(*told, tuple(row["fitted_on"].split()), row["baseline"], drawn)
+                one = Published(*told, row["fitted_on"], row["baseline"], drawn)
             except (KeyError, ValueError, AttributeError) as error:
                 raise ValueError(f"{place}:{number}: {row} is no published run ({error})") from None
             if rate <= 0 or not one.source.startswith("https://") or not words:
@@ -167,6 +168,6 @@ def table(found: Sequence[Row]) -> Table:
             f"{row.ratio:.2f}",
             "-" if told is None else f"{told:.3f}",
             f"{row.hit_ratio:.3f}",
-            " ".join(row.published.fitted_on),
+            row.published.fitted_on,
         )
     return with_whole_words(made)

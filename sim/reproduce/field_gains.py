@@ -106,7 +106,7 @@ def _gain(row: Row, found: Sequence[Row], again: Again) -> Gain:
     of_base = [other for other in found if other.published.name == one.baseline]
     measured = of_base[0].published.tokens_per_s
     alike = [other for other in of_base if other.published.fitted_on == one.fitted_on]
-    if not alike and one.baseline in one.fitted_on:
+    if not alike and one.baseline == one.fitted_on:
         base = measured
     else:
         base = again((alike or of_base)[-1]).tokens_per_s

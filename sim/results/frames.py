@@ -301,7 +301,7 @@ class Frames:
         at = np.searchsorted(start, idle_from, side="right") - 1
         inside = (at >= 0) & (idle_to <= end[at])
         # Intervals stand in order, so that those of a step are a range of their sums.
-        until = np.concatenate([[0], np.cumsum(np.where(inside, idle_to - idle_from, 0))])
+        until: Ints = np.concatenate([[0], np.cumsum(np.where(inside, idle_to - idle_from, 0))])
         steps = np.arange(len(start))
         return (
             until[np.searchsorted(at, steps, "right")] - until[np.searchsorted(at, steps, "left")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import cast
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,10 +94,10 @@ def _split_plain(
     parts["no_slot"][which] = served_from - idle_start
     intervals = services.all_before(row[late], idle_start[late], served_from[late])
     for some, are_urgent, shared_ns in intervals:
-        at = which[late[some]]
-        parts["behind_demand"][at] += np.where(are_urgent, shared_ns, 0)
-        parts["behind_prefetch"][at] += np.where(are_urgent, 0, shared_ns)
-        parts["no_slot"][at] -= shared_ns
+        places = which[late[some]]
+        parts["behind_demand"][places] += np.where(are_urgent, shared_ns, 0)
+        parts["behind_prefetch"][places] += np.where(are_urgent, 0, shared_ns)
+        parts["no_slot"][places] -= shared_ns
 
 
 class Services:
@@ -106,18 +106,11 @@ class Services:
     def __init__(self, record: Record) -> None:
         self.number, self.start = record.service_number, record.service_start_ns
         self.is_urgent = record.service_urgent
-        self.starts_ns, self.ends_ns = (
-            record.array("service_start_ns"),
-            record.array("service_end_ns"),
-        )
-        self.ends_ns = np.where(self.ends_ns < 0, NOT_YET, self.ends_ns)
+        self.starts_ns, ends_ns = record.array("service_start_ns"), record.array("service_end_ns")
+        self.ends_ns = np.where(ends_ns < 0, NOT_YET, ends_ns)
         self.are_urgent = record.array("service_urgent").astype(np.bool_)
-        self.end: list[int] = self.ends_ns.tolist()
         rows = len(self.number)
-        link, engine = (
-            record.array("service_link"),
-            record.array("service_engine"),
-        )
+        link, engine = record.array("service_link"), record.array("service_engine")
         # Rows stand in the order in which services began; the sort keeps it inside each engine.
         order = np.lexsort((np.arange(rows), engine, link))
         follows = (np.diff(link[order], prepend=-1) == 0) & (
@@ -125,8 +118,18 @@ class Services:
         )
         previous = np.full(rows, -1, np.int64)
         previous[order[1:]] = np.where(follows[1:], order[:-1], -1)
-        self._previous_row, self._previous = previous, cast(list[int], previous.tolist())
+        self._previous_row = previous
         self._link, self._engine = record.service_link, record.service_engine
+
+    # Lists, which are read faster one by one; a run of plain intervals asks for none.
+
+    @cached_property
+    def end(self) -> list[int]:
+        return self.ends_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _previous(self) -> list[int]:
+        return self._previous_row.tolist()
 
     def served_once(self, transfers: int) -> NDArray[np.bool_]:
         """Whether each of so many transfers had exactly one service."""

@@ -206,8 +206,8 @@ def _papers(place: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _field(place: Path, patch: pytest.MonkeyPatch) -> None:
-    one = field.Published("a", "https://x", "h", 12.3, None, ("system=lru",), ("b",))
-    known = replace(one, name="b", tokens_per_s=7.31, hit_ratio=0.5132, fitted_on=())
+    one = field.Published("a", "https://x", "h", 12.3, None, ("system=lru",), "b")
+    known = replace(one, name="b", tokens_per_s=7.31, hit_ratio=0.5132, fitted_on="")
     Console().print(
         field.table([field.Row(one, 10.4, 0.617, "g"), field.Row(known, 8.21, 0.4999, "f")])
     )
