@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.setup.traces import trace_directory
-from sim.traces.header import Header, parse_header
+from sim.traces.header import Header
+from sim.traces.header_text import parse_header
 
 
 def header_of(config: Mapping[str, Any]) -> Header:

@@ -31,7 +31,8 @@ from sim.reproduce.storage import timing_of, whole_decoder_over_compute
 from sim.results.labels import Labels, from_row, synthetic_label
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
-from sim.traces.header import parse_header, trace_sha256
+from sim.traces.header import trace_sha256
+from sim.traces.header_text import parse_header
 from sim.values import code
 from sim.values.places import CONF, PRESETS, ROOT
 

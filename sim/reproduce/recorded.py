@@ -10,7 +10,7 @@ from typing import Any
 from sim.machine.replayed_gates import check_gates
 from sim.reproduce.identities import model
 from sim.reproduce.roles import Paper
-from sim.traces.header import parse_header
+from sim.traces.header_text import parse_header
 from sim.values.places import ROOT
 
 GAINS = ("gain_over_lru", "gain_over_lfu")

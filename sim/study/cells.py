@@ -24,7 +24,8 @@ from sim.setup.configure import configure, system_name
 from sim.setup.own_gates import with_gates
 from sim.setup.traces import trace_directory
 from sim.study.plan import Plan, Values, nearest
-from sim.traces.header import parse_header, trace_sha256
+from sim.traces.header import trace_sha256
+from sim.traces.header_text import parse_header
 from sim.values.code import files_digest, foreign_files
 from sim.values.places import ASSETS, CONF
 from sim.values.version import VERSION

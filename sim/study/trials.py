@@ -22,7 +22,8 @@ from sim.setup.own_gates import with_gates
 from sim.setup.refusals import checked_settings
 from sim.setup.traces import load_trace, trace_directory
 from sim.study.cells import cell_key
-from sim.traces.header import parse_header, trace_sha256
+from sim.traces.header import trace_sha256
+from sim.traces.header_text import parse_header
 from sim.traces.trace import Trace
 from sim.verbs.synonyms import in_configuration
 

@@ -16,7 +16,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sim.traces.checks import check_rows
-from sim.traces.header import COUNTS_FILE, ROUTES_FILE, Header, check_header, forecasts_file
+from sim.traces.header import COUNTS_FILE, ROUTES_FILE, Header, forecasts_file
+from sim.traces.header_text import check_header
 from sim.traces.prefill import count_prompts, decoded_part
 from sim.traces.rows import ROW_DTYPES, Trace
 from sim.traces.storage import Stored, column_of, fixed_point, stored_columns

@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 
 from sim.traces.checks import check_rows
 from sim.traces.forecasts import read_forecasts
-from sim.traces.header import (
-    COUNTS_FILE,
-    ROUTES_FILE,
-    Header,
-    parse_header,
-)
+from sim.traces.header import COUNTS_FILE, ROUTES_FILE, Header
+from sim.traces.header_text import parse_header
 from sim.traces.prefill import COUNT_DTYPES, deal_prompts
 from sim.traces.rows import ROW_DTYPES, Trace
 from sim.traces.storage import (

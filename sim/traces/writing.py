@@ -14,16 +14,8 @@ import polars as pl
 
 from sim.process.files import writing
 from sim.traces.checks import check_rows
-from sim.traces.header import (
-    COUNTS_FILE,
-    ROUTES_FILE,
-    Finding,
-    Header,
-    check_header,
-    check_path,
-    forecasts_file,
-    parse_header,
-)
+from sim.traces.header import COUNTS_FILE, ROUTES_FILE, Finding, Header, forecasts_file
+from sim.traces.header_text import check_header, check_path, parse_header
 from sim.traces.prefill import count_prompts, decoded_part
 from sim.traces.reading import file_sha256, read_header
 from sim.traces.rows import Trace

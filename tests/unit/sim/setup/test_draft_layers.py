@@ -21,7 +21,7 @@ from sim.screening.frontier import curve_of, walked
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.traces.drafts import STANDS_IN, with_draft_sites
-from sim.traces.header import parse_header
+from sim.traces.header_text import parse_header
 from sim.traces.trace import Trace
 from sim.verbs.names import names
 

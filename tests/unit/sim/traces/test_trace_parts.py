@@ -17,7 +17,7 @@ from sim.traces import gate_inputs, residency_log
 from sim.traces.checks import check_rows
 from sim.traces.forecasts import check_forecasts, prompt_rows
 from sim.traces.gate_inputs import read_tensors
-from sim.traces.header import _column, _norm, _sparsity
+from sim.traces.header_text import _column, _norm, _sparsity
 from sim.traces.parts import header_of_part, write_trace_parts
 from sim.traces.residency_log import _read_table, read_expert_bytes
 from sim.traces.storage import recorded_columns

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.stacks import ENCODER, SITES, both_stacks
-from sim.traces.header import parse_header
+from sim.traces.header_text import parse_header
 from sim.traces.trace import CHUNK, Trace, TraceError, read_trace, write_trace
 
 

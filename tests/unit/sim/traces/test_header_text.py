@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from helpers.traces import RULE, make_trace
-from sim.traces.header import Finding, Header, Lookahead, Site, forecasts_file, parse_header
+from sim.traces.header import Finding, Header, Lookahead, Site, forecasts_file
+from sim.traces.header_text import parse_header
 from sim.traces.trace import TraceError
 
 REPAIR = "; capture or synthesise the trace again, or restore the file"
