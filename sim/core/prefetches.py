@@ -243,8 +243,9 @@ class Prefetches(Transfers):
         ones, likeliest first, whatever their sites.
         """
         state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
-        units = self.geometry.units
-        keys, likely, lengths, choices = list[int](), list[float](), list[int](), list[Choice]()
+        units, waits_unmade = self.geometry.units, self._waits_unmade
+        keys, likely = list[int](), list[float]()
+        choices = list[Choice]()  # of each key; who waits as a key needs none
         for choice in forecasts:
             if replace:
                 self._replace_forecasts()
@@ -257,8 +258,8 @@ class Prefetches(Transfers):
             mask(choice.site, named)
             keys += named
             likely += of_named
-            choices.append(choice)
-            lengths.append(len(keys))
+            if not waits_unmade:
+                choices += [choice] * len(named)
             if stops and any(state[key] > UNUSED for key in named):
                 break
         # Of those that are as likely, the first one named goes first.
@@ -266,13 +267,11 @@ class Prefetches(Transfers):
         order = [place for place in order if state[keys[place]] == ABSENT]
         if left >= 0:
             del order[left:]
-        absent = [keys[place] for place in order]
-        if self._waits_unmade:
-            self._queue_ranked(absent)
+        if waits_unmade:
+            self._queue_ranked([keys[place] for place in order])
         else:
-            of_choice = np.searchsorted(lengths, order, side="right").tolist()
-            for key, nth in zip(absent, of_choice, strict=True):
-                choice = choices[nth]
+            for place in order:
+                key, choice = keys[place], choices[place]
                 if is_simple:
                     self._queue_simply(key, choice.site)
                 else:
