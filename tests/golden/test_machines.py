@@ -117,7 +117,6 @@ def test_an_expert_takes_nearly_15_ms_on_floes_pc_and_6_ms_on_fates() -> None:
 # All of them
 
 
-@pytest.mark.alike
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_stands_beside_where_it_comes_from(name: str) -> None:
     """Each number in the file that is not 0 has a comment.
