@@ -328,7 +328,9 @@ class Engine(Stream):
     # ---- the compute stream
 
     def _on_gate(self, now: int) -> None:
-        """Visit a gate, and each that follows before anything else is due."""
+        """Visit a gate, and each that follows before anything else is due. SimPy's clock stands at
+        the first of them meanwhile: a simple gate asks it nothing.
+        """
         controller, gate, due = self.controller, self._gate, self._due
         while True:
             gate.visit(self._site)
