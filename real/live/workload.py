@@ -24,9 +24,10 @@ from sim.policies.base import FloatArray, IntArray, RowRule
 from sim.policies.row_forecast import RowForecast
 from sim.traces.forecasts import forecast_cells
 from sim.traces.gate_inputs import GateInputs
+from sim.traces.routing import need_order
 from sim.traces.trace import DECODE, PREFILL, Header, Trace, TraceSequence
 from sim.values.types import Step
-from sim.workload.choices import SiteChoice, choice_at_site, need_order
+from sim.workload.choices import SiteChoice, choice_at_site
 from sim.workload.steps import Schedule, Workload
 
 LEAST_AGREEMENT = 0.9

@@ -27,7 +27,7 @@ from real.store.swapping import swapped_experts
 from sim.policies.base import PrecisionSelector
 from sim.policies.payloads import ActiveShare
 from sim.policies.row_forecast import RowForecast
-from sim.workload.choices import need_order
+from sim.traces.routing import need_order
 
 
 class NothingResident:

@@ -22,8 +22,7 @@ from real.lossy.texts import Text, following, read_whole
 from real.lossy.variants import Variants
 from real.store.experts import ModelForm
 from real.store.swapping import expert_forms, swapped_experts
-from sim.traces.routing import shares_above
-from sim.workload.choices import need_order
+from sim.traces.routing import need_order, shares_above
 
 ENCODER_PROMPT = 64
 """How many tokens of a text an encoder reads; the decoder reads the others."""

@@ -25,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.core.loader import Loader
-from sim.core.lookups import FOUND, NOT_COMPUTED, Answer, Lookups
+from sim.core.lookups import FOUND, HIT, NOT_COMPUTED, Answer, Lookups
 from sim.core.rerouting import serve
 from sim.core.simple import how_simple
 from sim.core.slots import UNUSED
 from sim.core.transfer import Transfer
 from sim.policies.base import (
+    ASK,
     CachePolicy,
     Gate,
     Payload,
@@ -301,24 +302,23 @@ class Controller(Lookups):
 
     def _gate_of_variants(self, gate: Gate) -> Answer:
         """``_gate_in_full`` and ``_look_up`` in one piece, for simple gates of several variants."""
-        protection, site, needs = self.protection, gate.site, gate.keys
+        protection, site = self.protection, gate.site
         protection.begin_gate(site, [])
-        constant = self.selector.constant
-        wanted: Sequence[int] = (
-            [constant] * len(needs) if constant is not None else self.selector.select(gate, self)
-        )
-        state, plane, serving_alone = self.state, self._plane, self._serving_alone
-        admitted, has_skips, is_served_by_others = list(needs), False, False
-        for place, p in enumerate(wanted):
-            if p < 0:
-                admitted[place], has_skips = SKIP, True
-                continue
-            key = needs[place] + p * plane
-            if key >= serving_alone:
-                admitted[place] = serving = self._serving(key) if state[key] > UNUSED else key
-                is_served_by_others |= serving != key
+        by_rule = getattr(gate, "graded", None) if self._rule is not None else None
+        wanted, variants = self._named(gate) if by_rule is None else by_rule(self._rule)
+        if ASK in variants:
+            variants, plane = self._decided(gate, variants), self._plane
+            wanted = [key // plane if key >= 0 else SKIP for key in variants]
+        state, serving_alone, admitted = self.state, self._serving_alone, variants
+        for place, key in enumerate(variants):
+            if key >= serving_alone and state[key] > UNUSED:
+                serving = self._serving(key)
+                if serving != key:
+                    if admitted is variants:
+                        admitted = list(variants)
+                    admitted[place] = serving
         keys, asked = admitted, wanted
-        if has_skips:
+        if SKIP in admitted:
             keys, asked = [k for k in admitted if k != SKIP], [p for p in wanted if p >= 0]
         protection.pins = keys
         if self._prefetches_of[site] or self._cancels_all:
@@ -327,16 +327,14 @@ class Controller(Lookups):
         outcomes: list[int] = []
         waits: dict[int, Transfer] = {}
         for key in keys:
-            outcome = FOUND[state[key]]
-            if outcome:
-                outcome = self._act(key, outcome, key_bytes[key], waits)
-            outcomes.append(outcome)
-        if is_served_by_others:
+            found = state[key]
+            outcomes.append(self._act(key, FOUND[found], key_bytes[key], waits) if found else HIT)
+        if admitted is not variants:
             self._tell_precisions(keys, asked, outcomes)
         self.cache.on_requests(keys, asked, outcomes, gate)
         if keys is not admitted:
-            found = iter(outcomes)
-            outcomes = [next(found) if key != SKIP else NOT_COMPUTED for key in admitted]
+            computed = iter(outcomes)
+            outcomes = [next(computed) if key != SKIP else NOT_COMPUTED for key in admitted]
         self.admitted = admitted
         self.lookup_keys += admitted
         self.lookup_outcomes += outcomes

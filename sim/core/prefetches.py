@@ -21,6 +21,7 @@ from sim.core.slots import ABSENT, QUEUED, UNUSED
 from sim.core.transfer import Transfer
 from sim.core.transfers import Transfers
 from sim.policies.base import (
+    ASK,
     CachePolicy,
     Choice,
     FloatArray,
@@ -61,7 +62,9 @@ class Prefetches(Transfers):
         "_cancels_all",
         "_forecasting",
         "_gate",
+        "_rule",
         "predictor",
+        "selector",
     )
 
     def __init__(
@@ -92,6 +95,7 @@ class Prefetches(Transfers):
             budget if isinstance(budget, int) else -1,  # -1 counts down and is never used up
             loader.depth == "first_missing",
         )
+        self._rule = selector.rule
         self._ranks = loader.prefetch_order == "likeliest"
         self._gate: Gate | None = None
         self._predictions: dict[int, tuple[int, list[Kept]]] = {}
@@ -289,21 +293,42 @@ class Prefetches(Transfers):
             self._cancel(self._waiting_prefetches(), ())
         self.protection.forget_masks()
 
-    def _forecast_keys(self, choice: Choice) -> list[int]:
-        constant = self.selector.constant
+    def _named(self, choice: Choice) -> tuple[Sequence[int], list[int]]:
+        """The precisions at which the selector wants a choice's experts, and the keys of these
+        variants; SKIP in both for an expert that is left out.
+        """
+        constant, keys, plane = self.selector.constant, choice.keys, self._plane
         wanted = (
-            [constant] * len(choice.needs)
-            if constant is not None
-            else self.selector.select(choice, self)
+            [constant] * len(keys) if constant is not None else self.selector.select(choice, self)
         )
-        state, plane, named = self.state, self._plane, choice.keys
-        serving_alone = self._serving_alone
+        return wanted, [
+            key + p * plane if p >= 0 else SKIP for key, p in zip(keys, wanted, strict=True)
+        ]
+
+    def _decided(self, choice: Choice, variants: list[int]) -> list[int]:
+        """The variants that a choice names by the selector's rule, where this says ASK of some
+        experts: now the selector decides about these.
+        """
+        site, plane, units = choice.site, self._plane, self.geometry.units
+        found: list[int] = []
+        for variant, key in zip(variants, choice.keys, strict=True):
+            if variant == ASK:
+                p = self.selector.decide(site, key % units, self)
+                variant = key + p * plane if p >= 0 else SKIP
+            found.append(variant)
+        return found
+
+    def _forecast_keys(self, choice: Choice) -> list[int]:
+        state, serving_alone = self.state, self._serving_alone
+        by_rule = getattr(choice, "variants", None) if self._rule is not None else None
+        variants: list[int] = self._named(choice)[1] if by_rule is None else by_rule(self._rule)
+        if ASK in variants:
+            variants = self._decided(choice, variants)
         keys: list[int] = []
-        for place, p in enumerate(wanted):
-            if p != SKIP:
-                key = named[place] + p * plane
-                if key >= serving_alone and state[key] > UNUSED:
-                    key = self._serving(key)
+        for key in variants:
+            if key >= serving_alone and state[key] > UNUSED:
+                key = self._serving(key)
+            if key != SKIP:
                 keys.append(key)
         return keys
 

@@ -152,7 +152,7 @@ class Transfers(Queues):
                 continue
             # Nothing that waits here has started, so that none of the prefetches is urgent.
             key, must = transfer.key, not transfer.prefetch
-            if full and not must and self._is_full_for(key, full):
+            if not must and full and self._is_full_for(key, full):
                 victims = None
             else:
                 victims = self.protection.claim(key, must)

@@ -15,8 +15,8 @@ from sim.policies.base import Policy
 from sim.policies.profile import Profile
 from sim.policies.requires import FitFile, Sample, Shape, Track
 from sim.traces.flags import check_flags
+from sim.traces.routing import need_order
 from sim.traces.trace import DECODE, Header, Trace, trace_sha256
-from sim.workload.choices import need_order
 from sim.workload.steps import Workload
 
 LEFT_OUT = {

@@ -11,7 +11,7 @@ needs nothing, learns nothing and does nothing special.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,16 @@ where a row names fewer, and their likelinesses. Rows do not depend on each othe
 """
 
 ScoreRule = Callable[[FloatArray], IntArray]
-"""A small number for each score, from an array of them to one of the same shape. A choice of a trace
-has ``grades(rule)``, which asks a rule once for all gates of a run.
+"""What scores alone decide: from an array of them to small numbers of the same shape, each a precision
+or ASK.
+"""
+ASK: Final = -2
+"""Scores do not decide it: the selector must be asked."""
+
+Graded = tuple[list[int], list[int]]
+"""What a rule says of a gate's needs, and the keys of these variants, ASK where it says so. A gate of a
+trace has ``graded(rule)``, and a forecast ``variants(rule)``, which are the keys alone. They ask a rule
+once for all gates of a run.
 """
 
 
@@ -251,6 +259,9 @@ class PrecisionSelector(Policy, Protocol):
     """Names of the precisions it may answer, highest first."""
     constant: int | None = None
     """The precision that it always answers, if there is one. The controller then never asks."""
+    rule: ScoreRule | None = None
+    """What it decides by scores alone, if anything. Where the rule says ASK of an expert, ``decide`` is
+    asked."""
     reroutes: bool = False
     """It may answer with another expert."""
     held: str | None = None
@@ -276,6 +287,10 @@ class PrecisionSelector(Policy, Protocol):
         return (*range(len(self.precisions)), SKIP, *([REROUTE] if self.reroutes else []))
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]: ...
+
+    def decide(self, site: int, expert: int, resident: Resident) -> int:
+        """What ``select`` answers for an expert of which ``rule`` says ASK."""
+        raise NotImplementedError
 
 
 class Placement(Policy, Protocol):

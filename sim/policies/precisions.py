@@ -61,7 +61,7 @@ class ScoreThreshold(ByScore):
     ) -> None:
         self.precisions = _pair(high, low)
         self.quantiles = None if quantiles is None else tuple(quantiles)
-        self.low_above, self.skip_above, self._rule = 0.0, 1.0, self._grade
+        self.low_above, self.skip_above, self.rule = 0.0, 1.0, self._grade
         if low_above is not None and skip_above is not None:
             self._set(low_above, skip_above)
             self.quantiles = None

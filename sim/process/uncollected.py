@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LONG_RUN = 100_000
+LONG_RUN = 10_000
 """With more new objects than this a pass of the garbage collector takes ten milliseconds. To ask
 whether any are frozen takes a few.
 """

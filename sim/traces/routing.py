@@ -148,12 +148,9 @@ class RoutingRule:
         if self.null_experts:
             null = ids >= values.shape[-1] - self.null_experts
             ids, weights = np.where(null, -1, ids), np.where(null, np.float32(0), weights)
-        order = np.lexsort((ids, -weights, ids < 0), axis=-1)
+        reorder(need_order(ids, weights), ids, weights)
         shape = (*values.shape[:-1], top_k)
-        return (
-            np.take_along_axis(ids, order, -1).astype(np.int16).reshape(shape),
-            np.take_along_axis(weights, order, -1).reshape(shape),
-        )
+        return ids.astype(np.int16).reshape(shape), weights.reshape(shape)
 
     def preferences(self, logits: NDArray[Any]) -> Floats:
         """The scores plus bias [..., E] by which experts are preferred, groups left out."""
@@ -260,6 +257,36 @@ def _largest(values: Floats, count: int) -> NDArray[np.int64]:
     return picked
 
 
+def need_order(
+    ids: NDArray[np.integer], weights: NDArray[np.floating], as_it_stands: bool = False
+) -> NDArray[np.intp]:
+    """The indices that put each row's choices in need order, with dropped choices (-1) last.
+
+    Need order is by descending weight, then ascending id. With ``as_it_stands`` the choices keep
+    their order: for traces without weights whose choices already stand by rank.
+    """
+    if as_it_stands:
+        return np.argsort(ids < 0, axis=-1, kind="stable")
+    order = np.broadcast_to(np.arange(ids.shape[-1]), ids.shape).copy()
+    # Most routers choose in this order: to see that is many times faster than to sort.
+    ordered = (weights[..., :-1] > weights[..., 1:]) | (
+        (weights[..., :-1] == weights[..., 1:]) & (ids[..., :-1] < ids[..., 1:])
+    )
+    others = ~ordered.all(axis=-1) | (ids < 0).any(axis=-1)
+    ids, weights = ids[others], weights[others]
+    order[others] = np.lexsort((ids, -weights, ids < 0), axis=-1)
+    return order
+
+
+def reorder(order: NDArray[np.integer], *arrays: NDArray[Any]) -> None:
+    """Put the choices of each row [.., K] of the ``arrays`` into this order, in place."""
+    # Most rows stand in order: to see that is many times faster than to move them.
+    moved = (order != np.arange(order.shape[-1])).any(axis=-1)
+    places = order[moved].astype(np.intp)
+    for values in arrays:
+        values[moved] = np.take_along_axis(values[moved], places, -1)
+
+
 def shares_above(weights: NDArray[np.floating]) -> Floats:
     """The share of a row's weight that ranks above each choice [.., K]: 0 for the first.
 
@@ -267,5 +294,10 @@ def shares_above(weights: NDArray[np.floating]) -> Floats:
     over the selected experts.
     """
     wide = weights.astype(np.float64)
-    total = wide.sum(-1, keepdims=True)
-    return (np.cumsum(wide, -1) - wide) / np.where(total > 0, total, 1.0)
+    total = wide.sum(-1)
+    above, so_far = np.empty_like(wide), np.zeros_like(total)
+    for rank in range(wide.shape[-1]):  # many times faster than ``cumsum`` over a short last axis
+        so_far += wide[..., rank]
+        above[..., rank] = so_far - wide[..., rank]
+    above /= np.where(total > 0, total, 1.0)[..., None]
+    return above

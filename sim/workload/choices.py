@@ -16,10 +16,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray, ScoreRule
+from sim.policies.base import ASK, FloatArray, IntArray, ScoreRule
 from sim.policies.requires import end_of_stack
 from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
-from sim.traces.routing import RoutingRule, shares_above
+from sim.traces.routing import RoutingRule, need_order, reorder, shares_above
 from sim.traces.trace import DECODE, Trace
 
 Rows = slice | NDArray[np.int64]
@@ -108,8 +108,8 @@ class Choices:
             trace.ids.shape[2],
         )
         self.units = self.experts + 1
-        self._grades: dict[ScoreRule, IntArray] = {}
-        self._forecast_grades: dict[ScoreRule, IntArray] = {}
+        self._graded: dict[ScoreRule, tuple[IntArray, IntArray]] = {}
+        self._forecast_variants: dict[ScoreRule, IntArray] = {}
         header = trace.header
         ends = header.encoder_sites, self.sites - header.draft_sites, self.sites
         self.reach = tuple(min(depth, end_of_stack(s, *ends) - 1 - s) for s in range(self.sites))
@@ -134,10 +134,9 @@ class Choices:
     def _in_order(self, values: NDArray[Number], dropped: int) -> NDArray[Number]:
         found = np.empty(self._order.shape, values.dtype)
         for part, rows in self._parts():
-            order, put = self._order[part], values[rows]
+            put = values[rows]
             put[self.trace.ids[rows] < 0] = dropped
-            moved = (order != np.arange(self.top_k)).any(axis=-1)
-            put[moved] = np.take_along_axis(put[moved], order[moved].astype(np.intp), -1)
+            reorder(self._order[part], put)
             found[part] = put
         return found
 
@@ -181,14 +180,15 @@ class Choices:
     def _forecast(self) -> tuple[IntArray, FloatArray, FloatArray]:
         experts, weights = self._selected()
         scores = shares_above(weights)
-        for places, rows in self._dealt_prompts():
-            order = need_order(rows.experts, rows.weights)
-            for column, values in (
-                (experts, rows.experts),
-                (weights, rows.weights),
-                (scores, rows.scores),
-            ):
-                column[places] = np.take_along_axis(values, order, -1)
+        dealt = list(self._dealt_prompts())
+        if dealt:
+            places = np.concatenate([of_prompt for of_prompt, _ in dealt])
+            columns = [
+                np.concatenate([getattr(rows, name) for _, rows in dealt])
+                for name in ("experts", "weights", "scores")
+            ]
+            reorder(need_order(*columns[:2]), *columns)
+            experts[places], weights[places], scores[places] = columns
         return experts, weights, scores
 
     def _dealt_prompts(self) -> Iterator[tuple[NDArray[np.int64], DealtForecasts]]:
@@ -230,17 +230,23 @@ class Choices:
                 experts[at], weights[at] = rule.route(scores[row, nth], self.top_k)
         return experts, weights
 
-    def grades(self, rule: ScoreRule) -> IntArray:
-        """What a rule says of all ``scores``."""
-        if rule not in self._grades:
-            self._grades[rule] = rule(self.scores)
-        return self._grades[rule]
+    def graded(self, rule: ScoreRule) -> tuple[IntArray, IntArray]:
+        """What a rule says of all ``scores``, and the keys of the variants that it names."""
+        if rule not in self._graded:
+            said = rule(self.scores)
+            self._graded[rule] = said, variants_of(self._chosen_keys, said, self._plane)
+        return self._graded[rule]
 
-    def forecast_grades(self, rule: ScoreRule) -> IntArray:
-        """What a rule says of all ``forecast_scores``."""
-        if rule not in self._forecast_grades:
-            self._forecast_grades[rule] = rule(self.forecast_scores)
-        return self._forecast_grades[rule]
+    def forecast_variants(self, rule: ScoreRule) -> IntArray:
+        """The keys of the variants that a rule names by all ``forecast_scores``."""
+        if rule not in self._forecast_variants:
+            said = rule(self.forecast_scores)
+            self._forecast_variants[rule] = variants_of(self._forecast_keys, said, self._plane)
+        return self._forecast_variants[rule]
+
+    @property
+    def _plane(self) -> int:
+        return self.sites * self.units
 
     def union(self, rows: Rows) -> Union:
         """What ``rows`` together need at every site."""
@@ -328,23 +334,9 @@ class Choices:
         return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]
 
 
-def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -> NDArray[np.intp]:
-    """The indices that put each row's choices in need order, with dropped choices (-1) last.
-
-    Need order is by descending weight, then ascending id. With ``as_it_stands`` the choices keep
-    their order: for traces without weights whose choices already stand by rank.
-    """
-    if as_it_stands:
-        return np.argsort(ids < 0, axis=-1, kind="stable")
-    order = np.broadcast_to(np.arange(ids.shape[-1]), ids.shape).copy()
-    # Most routers choose in this order: to see that is many times faster than to sort.
-    ordered = (weights[..., :-1] > weights[..., 1:]) | (
-        (weights[..., :-1] == weights[..., 1:]) & (ids[..., :-1] < ids[..., 1:])
-    )
-    others = ~ordered.all(axis=-1) | (ids < 0).any(axis=-1)
-    ids, weights = ids[others], weights[others]
-    order[others] = np.lexsort((ids, -weights, ids < 0), axis=-1)
-    return order
+def variants_of(keys: IntArray, said: IntArray, plane: int) -> IntArray:
+    """The keys of precision 0 at the precisions that a rule has said; ASK stays."""
+    return np.where(said == ASK, ASK, keys + said * np.int32(plane))
 
 
 @dataclass(frozen=True)

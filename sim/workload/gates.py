@@ -10,12 +10,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, Gate, IntArray, RowRule, ScoreRule
+from sim.policies.base import FloatArray, Gate, Graded, IntArray, RowRule, ScoreRule
 from sim.policies.row_forecast import RowForecast, forecasts_of
 from sim.traces.gate_inputs import GateInputs
+from sim.traces.routing import need_order
 from sim.traces.trace import Trace
 from sim.values.types import Step
-from sim.workload.choices import Choices, Rows, Union, need_order
+from sim.workload.choices import Choices, Rows, Union, variants_of
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _HAS_KEYS = attrgetter("keys")
@@ -54,15 +55,19 @@ class Walker(Gate, Protocol):
 class RoutedChoice:
     """A forecast for ``site``, made ``j`` sites before it. Implements ``Choice``.
 
-    The object is reused: ``keys`` are filled anew for every step.
+    The object is reused: it reads what its gate has found for the step.
     """
 
-    __slots__ = ("_gate", "_j", "keys", "site")
+    __slots__ = ("_gate", "_j", "site")
 
     def __init__(self, gate: StepGate, site: int, j: int) -> None:
         self._gate, self._j = gate, j
         self.site = site
-        self.keys: list[int] = []
+
+    @property
+    def keys(self) -> list[int]:
+        gate, j = self._gate, self._j
+        return (gate.keys_ahead or gate.look_ahead())[j - 1][self.site - j]
 
     @property
     def needs(self) -> Sequence[int]:
@@ -77,8 +82,10 @@ class RoutedChoice:
     def scores(self) -> Sequence[float]:
         return self._gate.forecast_scores(self._j)[self.site - self._j]
 
-    def grades(self, rule: ScoreRule) -> Sequence[int]:
-        return self._gate.forecast_grades(rule, self._j)[self.site - self._j]
+    def variants(self, rule: ScoreRule) -> list[int]:
+        gate, j = self._gate, self._j
+        by_site = gate.ahead_by_rule[j] if gate.rule is rule else None
+        return (by_site or gate.vary(rule, j))[self.site - j]
 
     @property
     def experts(self) -> IntArray:
@@ -99,10 +106,9 @@ class StepGate:
         "_ahead",
         "_by_distance",
         "_choices",
-        "_forecast_grades",
         "_forecast_scores",
         "_forecast_unions",
-        "_grades",
+        "_graded",
         "_keys",
         "_ranked",
         "_routes",
@@ -112,7 +118,10 @@ class StepGate:
         "_step",
         "_tokens",
         "_union",
+        "ahead_by_rule",
         "keys",
+        "keys_ahead",
+        "rule",
         "site",
         "step",
         "tick",
@@ -136,18 +145,23 @@ class StepGate:
         self.tick = -1
         self.site = 0
         self.keys: list[int] = []
+        self.ahead_by_rule: list[list[list[int]] | None] = []
+        """The variants that ``rule`` names of the step's forecasts: by distance, from 1 on, then by the
+        site that forecasts. None: not asked yet."""
 
     def open(self, step: Step) -> None:
         self._step, self.step, self.token = step, step.index, step.token
         self._rows: Rows | None = None
         self._union: Union | None = None
         self._ahead: list[list[RoutedChoice]] | None = None
+        self.keys_ahead: list[list[list[int]]] | None = None
+        """By distance, from 1 on, then by the site that forecasts; None: not asked yet."""
         self._forecast_unions: dict[int, Union] = {}
         self._ranked: dict[tuple[RowRule, int], dict[int, RowForecast]] = {}
         self._scores: list[list[float]] | None = None
         self._forecast_scores: dict[int, list[list[float]]] = {}
-        self._grades: dict[ScoreRule, list[list[int]]] = {}
-        self._forecast_grades: dict[ScoreRule, dict[int, list[list[int]]]] = {}
+        self.rule: ScoreRule | None = None
+        self._graded: list[Graded] | None = None
         # The place of a step's only row in the choices; -1 where there are several.
         self._row = self.workload.place(step.start) if step.stop - step.start == 1 else -1
         if self._row >= 0:
@@ -184,41 +198,76 @@ class StepGate:
         scores: list[list[float]] = self._choices.scores[self._row].tolist()
         return scores
 
-    def grades(self, rule: ScoreRule) -> Sequence[int]:
-        found = self._grades.get(rule)
-        if found is None:
-            row = self._row
-            if row >= 0 and self._choices.is_whole[row]:
-                found = self._choices.grades(rule)[row].tolist()
-            else:
-                found = _graded(rule, self._full_union().scores)
-            self._grades[rule] = found
-        return found[self.site]
+    def graded(self, rule: ScoreRule) -> Graded:
+        if self.rule is not rule or self._graded is None:
+            self._begin_rule(rule)
+            self._graded = self._grade(rule)
+        return self._graded[self.site]
+
+    def _begin_rule(self, rule: ScoreRule) -> None:
+        if self.rule is not rule:
+            self.rule, self._graded = rule, None
+            self.ahead_by_rule = [None] * (self._choices.depth + 1)
+
+    def _grade(self, rule: ScoreRule) -> list[Graded]:
+        """What a rule says of the step's choices, by site."""
+        row = self._row
+        if row >= 0 and self._choices.is_whole[row]:
+            numbers, variants = self._choices.graded(rule)
+            return list(zip(numbers[row].tolist(), variants[row].tolist(), strict=True))
+        union = self._full_union()
+        said = [rule(np.array(of_site, np.float64)) for of_site in union.scores]
+        return [
+            (of_site.tolist(), variants_of(np.array(keys), of_site, self._plane).tolist())
+            for of_site, keys in zip(said, union.keys, strict=True)
+        ]
+
+    def vary(self, rule: ScoreRule, j: int) -> list[list[int]]:
+        """Fill ``ahead_by_rule`` for the step's forecasts ``j`` sites ahead."""
+        self._begin_rule(rule)
+        row = self._row
+        found: list[list[int]]
+        if row >= 0 and self._choices.is_whole_forecast[row]:
+            found = self._choices.forecast_variants(rule)[row, :, j - 1].tolist()
+        else:
+            union = self.forecast_of(j)
+            found = [
+                variants_of(
+                    np.array(keys), rule(np.array(scores, np.float64)), self._plane
+                ).tolist()
+                for keys, scores in zip(union.keys, union.scores, strict=True)
+            ]
+        self.ahead_by_rule[j] = found
+        return found
+
+    @property
+    def _plane(self) -> int:
+        return self.units * self._choices.sites
 
     def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
         """What the rules of the next ``sites`` select, nearest first, up to the first without."""
-        found = (self._ahead or self._look_ahead())[self.site]
-        return found if len(found) <= sites else found[:sites]
+        found = (self._ahead or self._forecasts())[self.site]
+        return found if sites >= self._choices.depth else found[:sites]
 
     def routed(self, j: int) -> RoutedChoice | None:
         found = self.forecasts(j)
         return found[j - 1] if len(found) == j else None
 
-    def _look_ahead(self) -> list[list[RoutedChoice]]:
+    def _forecasts(self) -> list[list[RoutedChoice]]:
         """The step's forecasts by forecasting site, nearest first; made at the first request."""
-        is_whole = False
-        if self._row >= 0:
-            ahead = self._choices.forecast_keys(self._row)
-            is_whole = self._choices.is_whole_forecast[self._row]
-        else:
-            ahead = [self.forecast_of(j).keys for j in range(1, self._choices.depth + 1)]
-        for choices, keys_by_site in zip(self._by_distance, ahead, strict=True):
-            for choice, keys in zip(choices, keys_by_site, strict=True):
-                choice.keys = keys
         found = self._routes
-        if not is_whole:
+        if self._row < 0 or not self._choices.is_whole_forecast[self._row]:
             found = [list(takewhile(_HAS_KEYS, choices)) for choices in found]
         self._ahead = found
+        return found
+
+    def look_ahead(self) -> list[list[list[int]]]:
+        """Fill ``keys_ahead``, at the first request in a step."""
+        if self._row >= 0:
+            found = self._choices.forecast_keys(self._row)
+        else:
+            found = [self.forecast_of(j).keys for j in range(1, self._choices.depth + 1)]
+        self.keys_ahead = found
         return found
 
     def forecast_scores(self, j: int) -> list[list[float]]:
@@ -231,21 +280,6 @@ class StepGate:
             else:
                 found = self.forecast_of(j).scores
             self._forecast_scores[j] = found
-        return found
-
-    def forecast_grades(self, rule: ScoreRule, j: int) -> list[list[int]]:
-        """What a rule says of ``forecast_scores(j)``."""
-        of_rule = self._forecast_grades.get(rule)
-        if of_rule is None:
-            of_rule = self._forecast_grades[rule] = {}
-        found = of_rule.get(j)
-        if found is None:
-            row = self._row
-            if row >= 0 and self._choices.is_whole_forecast[row]:
-                found = self._choices.forecast_grades(rule)[row, :, j - 1].tolist()
-            else:
-                found = _graded(rule, self.forecast_of(j).scores)
-            of_rule[j] = found
         return found
 
     def forecast_of(self, j: int) -> Union:
@@ -352,7 +386,3 @@ class StepGate:
             (sites + j).tolist(), self.units, experts.reshape(shape), weights.reshape(shape)
         )
         return dict(zip(sites.tolist(), found, strict=True))
-
-
-def _graded(rule: ScoreRule, scores: Sequence[Sequence[float]]) -> list[list[int]]:
-    return [rule(np.array(of_site, np.float64)).tolist() for of_site in scores]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.workload.choices import need_order
+from sim.traces.routing import need_order
 
 IN_ORDER = ([3, 1, 5], [0.5, 0.3, 0.2])
 TIED_BY_ID = ([1, 3, 5], [0.4, 0.4, 0.2])
