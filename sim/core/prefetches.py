@@ -301,8 +301,10 @@ class Prefetches(Transfers):
         wanted = (
             [constant] * len(keys) if constant is not None else self.selector.select(choice, self)
         )
+        if not any(wanted):
+            return wanted, keys  # all at the highest precision
         return wanted, [
-            key + p * plane if p >= 0 else SKIP for key, p in zip(keys, wanted, strict=True)
+            keys[place] + p * plane if p >= 0 else SKIP for place, p in enumerate(wanted)
         ]
 
     def _decided(self, choice: Choice, variants: list[int]) -> list[int]:

@@ -156,22 +156,15 @@ class Protection:
             return
         pinned, blocked = self._slots.pinned, self._slots.blocked
         pinned[:] = self._nothing
-        for key in self.pins:
-            pinned[key] = 1
-        if self._are_masks_shown:
-            if not self._masked:
-                self._masked = bytearray(self._nothing)
-                self._mark_masked(self._masked)
+        if self._are_masks_shown and self._masked:
             blocked[:] = self._masked
-            for key in self.pins:
-                blocked[key] = 1
         else:
-            blocked[:] = pinned
-            self._mark_masked(blocked)
-            self._are_masks_shown, self._masked = True, bytearray()
+            blocked[:] = self._nothing
+            for keys in self._masks.values():
+                for key in keys:
+                    blocked[key] = 1
+            self._masked = bytearray(blocked) if self._are_masks_shown else bytearray()
+            self._are_masks_shown = True
+        for key in self.pins:
+            pinned[key] = blocked[key] = 1
         self._is_stale = False
-
-    def _mark_masked(self, marks: bytearray) -> None:
-        for keys in self._masks.values():
-            for key in keys:
-                marks[key] = 1

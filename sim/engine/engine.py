@@ -350,7 +350,12 @@ class Engine(Stream):
                     count -= len(waits)
                 work_ns = count * self._one_token_ns[self._site]
             else:
-                work_ns = self._work_ns(waits)
+                work_ns, key_ns = 0, self._key_ns
+                for key in controller.admitted:
+                    work_ns += key_ns[key]
+                if waits is not None and not self._is_wait_all:
+                    for key in waits:
+                        work_ns -= key_ns[key]
             if waits is not None:
                 if self._is_wait_all:
                     self._batch_ns, work_ns = work_ns, 0
@@ -392,18 +397,6 @@ class Engine(Stream):
         self._enter_gate(now, waits)
         self._take(outcomes, waits, first, now)
         self._end_site_if_done(now)
-
-    def _work_ns(self, waits: dict[int, Transfer] | None) -> int:
-        """How long the needs of a simple gate take: all of them (wait_all), or those that are
-        there.
-        """
-        work_ns, key_ns = 0, self._key_ns
-        for key in self.controller.admitted:
-            work_ns += key_ns[key]
-        if waits and self._is_as_ready:
-            for key in waits:
-                work_ns -= key_ns[key]
-        return work_ns
 
     def _enter_gate(self, now: int, waits: dict[int, Transfer] | None) -> None:
         """A gate in full: host time before and after it, and what it begins besides its needs."""

@@ -290,7 +290,8 @@ class PrecisionSelector(Policy, Protocol):
 
     def decide(self, site: int, expert: int, resident: Resident) -> int:
         """What ``select`` answers for an expert of which ``rule`` says ASK."""
-        raise NotImplementedError
+        name = type(self).__name__
+        raise NotImplementedError(f"{name}.rule says ASK, and {name} has no method decide")
 
 
 class Placement(Policy, Protocol):

@@ -30,12 +30,19 @@ class ByScore(PrecisionSelector):
     """``_grade`` as one object: gates keep what a rule has said by the rule."""
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        site = choice.site
-        wanted: list[int] = self._grade(np.array(choice.scores, np.float64)).tolist()
-        return [
-            self.decide(site, expert, resident) if precision == ASK else precision
-            for expert, precision in zip(choice.needs, wanted, strict=True)
-        ]
+        graded = getattr(choice, "graded", None)
+        wanted: list[int] = (
+            graded(self.rule)[0]
+            if graded is not None
+            else self._grade(np.array(choice.scores, np.float64)).tolist()
+        )
+        if ASK in wanted:
+            site = choice.site
+            wanted = [
+                self.decide(site, expert, resident) if precision == ASK else precision
+                for expert, precision in zip(choice.needs, wanted, strict=True)
+            ]
+        return wanted
 
     def _grade(self, scores: FloatArray) -> IntArray:
         over_low: IntArray = (scores > self.low_above).astype(np.int8)

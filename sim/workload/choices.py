@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sim.policies.base import ASK, FloatArray, IntArray, ScoreRule
+from sim.policies.base import ASK, FloatArray, Graded, IntArray, ScoreRule
 from sim.policies.requires import end_of_stack
 from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
 from sim.traces.routing import RoutingRule, need_order, reorder, shares_above
@@ -83,6 +83,13 @@ class Union:
         score: list[float] = self._needs.score.tolist()
         return [score[start:stop] for start, stop in pairwise(self._cuts)]
 
+    def graded(self, rule: ScoreRule, plane: int) -> list[Graded]:
+        """What a rule says of each site's needs, and the keys of the variants that it names."""
+        said = rule(self._needs.score)
+        keys = self._needs.expert + (self._needs.tick + self._ahead) * self._units
+        said_list, variants = said.tolist(), variants_of(keys, said, plane).tolist()
+        return [(said_list[at], variants[at]) for at in starmap(slice, pairwise(self._cuts))]
+
 
 class Choices:
     """The choices of N token-rows at S sites, and their forecasts up to ``depth`` sites ahead.
@@ -108,6 +115,7 @@ class Choices:
             trace.ids.shape[2],
         )
         self.units = self.experts + 1
+        self.plane: int = self.sites * self.units
         self._graded: dict[ScoreRule, tuple[IntArray, IntArray]] = {}
         self._forecast_variants: dict[ScoreRule, IntArray] = {}
         header = trace.header
@@ -183,12 +191,12 @@ class Choices:
         dealt = list(self._dealt_prompts())
         if dealt:
             places = np.concatenate([of_prompt for of_prompt, _ in dealt])
-            columns = [
+            ids, likely, shares = (
                 np.concatenate([getattr(rows, name) for _, rows in dealt])
                 for name in ("experts", "weights", "scores")
-            ]
-            reorder(need_order(*columns[:2]), *columns)
-            experts[places], weights[places], scores[places] = columns
+            )
+            reorder(need_order(ids, likely), ids, likely, shares)
+            experts[places], weights[places], scores[places] = ids, likely, shares
         return experts, weights, scores
 
     def _dealt_prompts(self) -> Iterator[tuple[NDArray[np.int64], DealtForecasts]]:
@@ -234,19 +242,15 @@ class Choices:
         """What a rule says of all ``scores``, and the keys of the variants that it names."""
         if rule not in self._graded:
             said = rule(self.scores)
-            self._graded[rule] = said, variants_of(self._chosen_keys, said, self._plane)
+            self._graded[rule] = said, variants_of(self._chosen_keys, said, self.plane)
         return self._graded[rule]
 
     def forecast_variants(self, rule: ScoreRule) -> IntArray:
         """The keys of the variants that a rule names by all ``forecast_scores``."""
         if rule not in self._forecast_variants:
             said = rule(self.forecast_scores)
-            self._forecast_variants[rule] = variants_of(self._forecast_keys, said, self._plane)
+            self._forecast_variants[rule] = variants_of(self._forecast_keys, said, self.plane)
         return self._forecast_variants[rule]
-
-    @property
-    def _plane(self) -> int:
-        return self.sites * self.units
 
     def union(self, rows: Rows) -> Union:
         """What ``rows`` together need at every site."""

@@ -16,7 +16,7 @@ from sim.traces.gate_inputs import GateInputs
 from sim.traces.routing import need_order
 from sim.traces.trace import Trace
 from sim.values.types import Step
-from sim.workload.choices import Choices, Rows, Union, variants_of
+from sim.workload.choices import Choices, Rows, Union
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _HAS_KEYS = attrgetter("keys")
@@ -215,12 +215,7 @@ class StepGate:
         if row >= 0 and self._choices.is_whole[row]:
             numbers, variants = self._choices.graded(rule)
             return list(zip(numbers[row].tolist(), variants[row].tolist(), strict=True))
-        union = self._full_union()
-        said = [rule(np.array(of_site, np.float64)) for of_site in union.scores]
-        return [
-            (of_site.tolist(), variants_of(np.array(keys), of_site, self._plane).tolist())
-            for of_site, keys in zip(said, union.keys, strict=True)
-        ]
+        return self._full_union().graded(rule, self._choices.plane)
 
     def vary(self, rule: ScoreRule, j: int) -> list[list[int]]:
         """Fill ``ahead_by_rule`` for the step's forecasts ``j`` sites ahead."""
@@ -230,19 +225,10 @@ class StepGate:
         if row >= 0 and self._choices.is_whole_forecast[row]:
             found = self._choices.forecast_variants(rule)[row, :, j - 1].tolist()
         else:
-            union = self.forecast_of(j)
-            found = [
-                variants_of(
-                    np.array(keys), rule(np.array(scores, np.float64)), self._plane
-                ).tolist()
-                for keys, scores in zip(union.keys, union.scores, strict=True)
-            ]
+            graded = self.forecast_of(j).graded(rule, self._choices.plane)
+            found = [variants for _, variants in graded]
         self.ahead_by_rule[j] = found
         return found
-
-    @property
-    def _plane(self) -> int:
-        return self.units * self._choices.sites
 
     def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
         """What the rules of the next ``sites`` select, nearest first, up to the first without."""

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.bundled import BUNDLED
 from helpers.composed import DEPTH, SITES, make_trace
-from sim.policies.base import FloatArray, IntArray
+from sim.policies.base import ASK, FloatArray, IntArray
 from sim.policies.lookahead import ConfidentLookahead
 from sim.policies.precisions import ScoreThreshold
 from sim.traces.routing import RoutingRule
@@ -72,25 +72,33 @@ def test_scores_of_a_row_are_those_of_its_union(workload: Workload) -> None:
     assert seen > 100
 
 
-def test_grades_of_a_run_are_the_grades_of_its_scores(workload: Workload) -> None:
+def test_the_variants_of_a_run_are_what_a_rule_says_of_its_scores(workload: Workload) -> None:
     """The thresholds are as near to two of its scores as numbers get, one below and one above."""
     some = sorted(set(workload.scores[40:].ravel().tolist()))
     low, high = some[len(some) // 2], some[-2]
     selector = ScoreThreshold("fp16", "int4", np.nextafter(low, 0.0), np.nextafter(high, 1.0))
     gate, seen = workload.gate(), set()
+    plane = workload.choices.sites * workload.choices.units
     for step in workload.steps[:200]:
         gate.open(step)
         for site in step.sites:
             gate.visit(site)
             for choice in (gate, *gate.forecasts(2)):
-                grades = list(choice.grades(selector._grade))
-                assert grades == [
-                    0 if s <= selector.low_above else 1 if s <= selector.skip_above else 2
+                said = [
+                    0 if s <= selector.low_above else 1 if s <= selector.skip_above else ASK
                     for s in choice.scores
                 ]
-                seen |= {(step.rows == 1, grade) for grade in grades}
+                variants = [
+                    ASK if p == ASK else key + p * plane
+                    for key, p in zip(choice.keys, said, strict=True)
+                ]
+                if choice is gate:
+                    assert gate.graded(selector.rule) == (said, variants)
+                else:
+                    assert choice.variants(selector.rule) == variants
+                seen |= {(step.rows == 1, p) for p in said}
                 seen |= {s for s in choice.scores if s in (low, high)}
-    assert {low, high, (True, 0), (True, 1), (True, 2), (False, 0), (False, 1)} <= seen
+    assert {low, high, (True, 0), (True, 1), (True, ASK), (False, 0), (False, 1)} <= seen
 
 
 @pytest.mark.parametrize("together", [1, 3, 1000])
@@ -165,17 +173,17 @@ def test_what_a_gate_has_made_for_a_step_or_a_run_is_made_once(
             gate.visit(0)
             assert (gate.needs, gate.tokens) == ([0, 2], [max(prompt, 1)] * 2)
             assert list(gate.scores) == [0.0, 0.75]
-            assert list(gate.grades(rule)) == [0, 1]
+            assert gate.graded(rule)[0] == [0, 1]
             found = gate.ranked(names, 1)
             assert found is not None
             for j, choice in enumerate(gate.forecasts(DEPTH), start=1):
                 best = choice.needs.index(4)
                 assert (choice.site, choice.tokens[best]) == (j, max(prompt, 1))
-                assert (choice.scores[best], choice.grades(rule)[best]) == (0, 0)
+                assert (choice.scores[best], choice.variants(rule)[best]) == (0, choice.keys[best])
     counts = {name: asked.count(name) for name in ("union", "rule", "names")}
     if prompt:
-        # Rules are asked site by site: of choices, and of forecasts one and two sites ahead.
-        assert counts == {"union": 1, "rule": 3 * SITES, "names": 1}
+        # A rule is asked of the choices, and of the forecasts one and two sites ahead.
+        assert counts == {"union": 1, "rule": 3, "names": 1}
         assert asked.count("forecast_union") == 2
     else:
         assert counts == {"union": 0, "rule": 2, "names": 4}
