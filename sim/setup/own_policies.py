@@ -49,7 +49,9 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
     for section, policy in policies.items():
         at, interface = _Answers(section, policy), _INTERFACES[section]
         names = {name for name in dir(interface) if not name.startswith("_")}
-        if lacking := sorted(names - {*dir(policy)}):
+        # ``dir`` of an object makes CPython 3.11 look up all its methods anew at each call.
+        missing = names - {*dir(type(policy))}
+        if lacking := sorted(missing and missing - {*dir(policy)}):
             raise ValueError(
                 f"{at.who} has no {', '.join(lacking)}; let it inherit"
                 f" sim.policies.base.{interface.__name__}"
