@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,16 +30,7 @@ class WeightedTerms(Scored):
         self._far = [[of_site[at] for at in sites_of] for of_site in far]
         """By the site of the last gate and by pool, the last term of each key."""
         # The part of a score that is divided by T, and the quotient, by expert.
-        # Written one by one, which is faster in an array of Python's; numpy reads the same bytes.
-        self._sum_of, self._quotient_of = (array("d", bytes(8 * self._plane)) for _ in range(2))
-        self._sum, self._quotient = np.frombuffer(self._sum_of), np.frombuffer(self._quotient_of)
-        # By pool of consecutive keys, views of what a score reads; others are read by their indices.
-        self._views = [
-            (self._quotient[experts], self._absent[within])
-            if isinstance(experts, slice) and isinstance(within, slice)
-            else None
-            for experts, within in zip(self._experts, self._within, strict=True)
-        ]
+        self._sum, self._quotient = np.zeros(self._plane), np.zeros(self._plane)
         self._begin_sequence()
         self._token, self._site = 1, 0
 
@@ -49,24 +39,20 @@ class WeightedTerms(Scored):
         self._sum[:] = self._quotient[:] = 0.0
 
     def _scores_of(self, pool: int) -> Floats:
-        quotient, absent = self._views[pool] or (
-            self._quotient[self._experts[pool]],
-            self._absent[self._within[pool]],
-        )
-        score: Floats = quotient + self._far[self._site][pool]
-        score += absent
+        score: Floats = self._quotient[self._experts[pool]] + self._far[self._site][pool]
+        score += self._absent[self._within[pool]]
         return score
 
     def on_requests(
         self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
     ) -> None:
-        plane, sums, quotients = self._plane, self._sum_of, self._quotient_of
+        plane, sums, quotients = self._plane, self._sum, self._quotient
         w_lru, w_lfu, w_lhu, _ = self.weights
         uses, high_uses = self._uses, self._high_uses
         token, counts, self._site = gate.token, gate.tokens, gate.site
         if token != self._token:
             self._token = token
-            np.divide(self._sum, token, out=self._quotient)
+            np.divide(sums, token, out=quotients)
         if len(keys) < len(counts):
             tokens_of = dict(zip(gate.keys, counts, strict=True))
             counts = [tokens_of[key % plane] for key in keys]
