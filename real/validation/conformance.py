@@ -36,7 +36,8 @@ from sim.engine.clock import (
     Entry,
 )
 from sim.engine.engine import Engine
-from sim.engine.links import SERVICE, STARTED, ChunkedLink, Link, Machine, SharedLink
+from sim.engine.links import ChunkedLink, Link, Machine, SharedLink
+from sim.engine.written import SERVICE, STARTED
 from sim.machine.durations import Durations
 from sim.results.calls import Call, Difference, RecordedController, RecordedWorkload
 from sim.values.record import Record

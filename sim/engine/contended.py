@@ -48,8 +48,8 @@ class ContendedEngine(Engine):
         self._given: deque[tuple[int, int]] = (
             deque()
         )  # (duration, key) of the needs that are ready and have not begun
-        self._work_ends: list[int] = []
         super().__init__(env, controller, workload, durations, progress)
+        self._work_ends = self.written.rows("work_end_ns")
 
     def _make_links(self) -> Sequence[ContendedLink]:
         return make_links(self)
@@ -128,9 +128,6 @@ class ContendedEngine(Engine):
         )
 
     # ---- the end
-
-    def _long_columns(self) -> dict[tuple[str, ...], list[int]]:
-        return {**super()._long_columns(), ("work_end_ns",): self._work_ends}
 
     def _close(self, now: int) -> None:
         super()._close(now)

@@ -14,7 +14,8 @@ from typing import Protocol, cast
 
 from sim.core.transfer import Transfer
 from sim.engine.contest import Contest, Draw, Mark
-from sim.engine.links import SERVICE, Machine, PagedLink
+from sim.engine.links import Machine, PagedLink
+from sim.engine.written import SERVICE
 from sim.machine.contention import FIRST_LINK
 from sim.machine.durations import PagedDurations
 

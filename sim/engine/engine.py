@@ -5,32 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.engine.lanes import make_link
-from sim.engine.links import SERVICE, Link
+from sim.engine.links import Link
 from sim.engine.stream import Line, Stream
 from sim.machine.durations import Durations
-from sim.values.packing import COUNT32, INT8, INT32, INT64, Column, Packing, narrow, packed_column
-from sim.values.record import COLUMNS, HOST_TIME, NO_REQUEST
+from sim.values.record import HOST_TIME, NO_REQUEST
 from sim.values.types import Found, Step
 from sim.workload.steps import Workload
 
 PACKED_LOOKUPS = 1500
 """After so many lookups long columns are packed: soon enough for their numbers to be in the processor's cache."""
-SERVICES = {
-    "service_number": COUNT32,
-    "service_link": INT32,
-    "service_engine": INT32,
-    "service_urgent": INT8,
-    "service_start_ns": INT64,
-    "service_bytes": INT64,
-}
-"""The record's columns of a row of services, in its order, and how wide they are."""
 
 
 class Engine(Stream):
@@ -81,7 +71,6 @@ class Engine(Stream):
         super().__init__(env, controller, workload, durations)
         self.workload = workload
         self._put, self._due = env.put, env.due
-        self.services: Column = []
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         host = durations.host
@@ -109,10 +98,8 @@ class Engine(Stream):
             (link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable
         ]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
-        self._end_ns: list[int] = []
-        self.record.end_ns = self._end_ns
-        self._packing: Packing | None = None
-        self._packed_row = 0  # how many lookups there were when columns were last packed
+        self._end_ns = self.written.rows("end_ns")
+        self._next_pack = PACKED_LOOKUPS  # at so many lookups columns are packed
         self._prepare_steps()
 
     def _make_links(self) -> Sequence[Link]:
@@ -135,33 +122,14 @@ class Engine(Stream):
 
     def keep_packed(self) -> None:
         """Keep long columns as arrays (`sim.values.packing`), the controller's, too."""
-        self._packing = Packing(self._long_columns(), {"first_rows": COUNT32})
-        self.services, self.record.service_end_ns = packed_column(), packed_column()
+        self.written.keep_packed()
         for link in self._links:
             link.note_services()
 
-    def _long_columns(self) -> dict[tuple[str, ...], list[int]]:
-        """By the names that the record and its notes have for them: lists of rows."""
-        return {
-            ("gate_ns", "first_rows"): self._gates,
-            ("idle_start_ns", "idle_end_ns", "idle_cause"): self._idles,
-            ("end_ns",): self._end_ns,
-            ("other_ns",): self.other_calls,
-            ("arrivals",): self._arrivals,
-        }
-
-    def _whole_columns(self) -> Mapping[str, Column]:
-        if self._packing is not None:
-            return self._packing.whole()
-        return {
-            name: rows[nth :: len(names)]
-            for names, rows in self._long_columns().items()
-            for nth, name in enumerate(names)
-        }
-
     def _pack(self) -> None:
-        if self._packing is not None:
-            self._packing.pack()
+        self._next_pack = self._row + PACKED_LOOKUPS
+        if self.written.is_packed:
+            self.written.pack()
             self.controller.pack()
 
     def begin(self) -> None:
@@ -283,8 +251,7 @@ class Engine(Stream):
         step, end = self._step, self._free_ns
         assert step is not None
         self.record.step_end_ns.append(end)
-        if self._row >= self._packed_row + PACKED_LOOKUPS:
-            self._packed_row = self._row
+        if self._row >= self._next_pack:
             self._pack()
         if self._progress and step.index % self._stride == 0:
             self._progress(step.index + 1)
@@ -311,19 +278,15 @@ class Engine(Stream):
 
     def _close(self, now: int) -> None:
         """The run is over: fill the record. Transfers that are still on a link are cut."""
-        record, notes, services = self.record, self._notes, self.services
-        for nth, (name, width) in enumerate(SERVICES.items()):
-            setattr(record, name, narrow(services[nth::SERVICE], width))
-        del services[:]  # a long run has no room for both
+        record = self.record
         record.makespan_ns = now
         if self.pages is not None:
             record.paged = self.pages.came, self.pages.went
-        for name, column in self._whole_columns().items():
-            setattr(record if name in COLUMNS else notes, name, column)
+        self.written.close()
         for link in self._links:
             link.note_cut(now, record.service_left_ns)
         self.controller.finish()
-        notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
+        self._notes.gate_calls, self._notes.lookups = self.controller.gate_calls, self._row
 
     # ---- the compute stream
 

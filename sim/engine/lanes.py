@@ -10,7 +10,6 @@ from heapq import heappop, heappush
 
 from sim.core.transfer import Transfer
 from sim.engine.links import (
-    SERVICE,
     ChunkedLink,
     Engine,
     Link,
@@ -18,6 +17,7 @@ from sim.engine.links import (
     PagedLink,
     SharedLink,
 )
+from sim.engine.written import SERVICE
 from sim.machine.contention import WHOLE
 from sim.machine.durations import PagedDurations
 from sim.machine.lanes import LanedDurations, Lanes

@@ -18,19 +18,15 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from math import lcm
-from typing import Final, Protocol
+from typing import Protocol
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import TRANSFER_END, Alarm, Clock
+from sim.engine.written import SERVICE, STARTED, Written
 from sim.machine.durations import Durations, PagedDurations
 from sim.machine.page_cache import PageCache
-from sim.values.packing import Column
 from sim.values.record import Record
-
-SERVICE: Final = 6
-STARTED: Final = 4
-"""The number of ints in a row of services, and the place of the start in it."""
 
 
 class Machine(Protocol):
@@ -40,10 +36,7 @@ class Machine(Protocol):
     controller: Controller
     durations: Durations
     record: Record
-    services: Column
-    """A flat list of rows of SERVICE ints: the transfer's number, link, engine, urgent, start in
-    ns, bytes.
-    """
+    written: Written
     awaited: dict[int, int]
     """The keys that needs wait for, with the numbers of their lookups."""
     come: dict[int, set[int]]
@@ -99,7 +92,10 @@ class Link:
 
     def note_services(self) -> None:
         """Services are noted in the machine's columns from now on."""
-        self._services, self._ends = self.machine.services, self.machine.record.service_end_ns
+        self._services, self._ends = (
+            self.machine.written.services,
+            self.machine.record.service_end_ns,
+        )
 
     def fill(self, now: int) -> None:
         """Poll the controller while there is room and something waits."""

@@ -98,11 +98,8 @@ class OwnedEngine(Engine):
         self._owned = durations
         super().__init__(env, controller, workload, durations, progress)
         self._others = [Owner(self, device) for device in range(1, durations.devices)]
-        self.computed: list[int] = []
+        self.computed = self.written.rows(*OWNER_COLUMNS)
         """What the others computed: rows of the record's columns ``owner_*``."""
-
-    def _long_columns(self) -> dict[tuple[str, ...], list[int]]:
-        return super()._long_columns() | {OWNER_COLUMNS: self.computed}
 
     def expert_on_ns(self, device: int, key: int, row: int) -> int:
         precision, site = divmod(key // self._units, self.controller.geometry.sites)

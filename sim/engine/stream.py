@@ -17,6 +17,7 @@ from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import CPU_DONE, NEED_DONE, Alarm, Clock
 from sim.engine.pages import make_pages
+from sim.engine.written import Written
 from sim.machine.durations import Durations
 from sim.machine.lanes import LanedDurations, in_proportion
 from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record
@@ -179,10 +180,10 @@ class Stream(Line):
         record = NotedRecord()
         self.record: Record = record
         self._notes = record.notes
+        self.written = Written(record)
         self._later_lookups = self._notes.later
-        self.other_calls: list[int] = []
-        self._arrivals: list[int] = []
-        self._notes.other_ns, self._notes.arrivals = self.other_calls, self._arrivals
+        self.other_calls = self.written.rows("other_ns")
+        self._arrivals = self.written.rows("arrivals")
         self._is_by_projection = controller.loader.wait == "by_projection"
         self.come: dict[int, set[int]] = {}
         self._batch_ns = 0  # wait_all, the short way: how long the needs of the gate take together
@@ -206,9 +207,8 @@ class Stream(Line):
         self._cpu_free_ns = 0
         self._cpu_submissions = 0
         self._row = 0  # lookups so far
-        # Flat lists of rows: one row a gate, or an idle interval.
-        self._gates: list[int] = []  # time, first row
-        self._idles: list[int] = []  # from, to, cause
+        self._gates = self.written.rows("gate_ns", "first_rows")
+        self._idles = self.written.rows("idle_start_ns", "idle_end_ns", "idle_cause")
 
     # ---- what the engine does
 

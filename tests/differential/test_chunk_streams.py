@@ -21,7 +21,7 @@ from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.engine.clock import GATE, Alarm, Clock, Entry
 from sim.engine.engine import Engine
-from sim.engine.links import SERVICE
+from sim.engine.written import SERVICE
 from sim.machine.durations import FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
@@ -333,7 +333,7 @@ class Machine:
 
     @property
     def rows(self) -> list[Row]:
-        numbers, starts, sizes = (self.engine.services[i::SERVICE] for i in (0, 4, 5))
+        numbers, starts, sizes = (self.engine.written.services[i::SERVICE] for i in (0, 4, 5))
         return list(zip(numbers, starts, self.engine.record.service_end_ns, sizes, strict=True))
 
 
