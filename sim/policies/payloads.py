@@ -132,7 +132,7 @@ class ActiveShare(Whole):
                 raise ValueError(
                     f"the trace records active shares at sparsities {sparsities}, not at"
                     f" payload.sparsity={self.sparsity:g}; choose one of these, or"
-                    " payload.shares=nominal"
+                    " payload=active_share_nominal"
                 )
             self._column = sparsities.index(self.sparsity)
 

@@ -366,7 +366,7 @@ def _check_required(section: str, policy: Policy, workload: Workload) -> None:
     if requires.active_shares and trace.active_shares is None:
         raise ValueError(
             f"trace {trace.header.name} records no active shares of experts' channels, which"
-            f" {name} goes by; capture it with them, or choose payload.shares=nominal"
+            f" {name} goes by; capture it with them, or choose payload=active_share_nominal"
         )
     if requires.preferences:
         _check_preferences(trace)

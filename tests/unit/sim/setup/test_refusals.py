@@ -258,7 +258,7 @@ RULES = {"sites": [SimpleNamespace(site=0, rule=1), SimpleNamespace(site=1, rule
             Requires(active_shares=True),
             workload(trace={"active_shares": None}),
             "trace t records no active shares of experts' channels, which payload Policy goes by;"
-            " capture it with them, or choose payload.shares=nominal",
+            " capture it with them, or choose payload=active_share_nominal",
         ),
         (
             "precision",
