@@ -112,7 +112,9 @@ def _about(run: Run) -> str:
     """Model, machine, precisions and slots, before the question varies one of them."""
     precisions = ", ".join(run.controller.geometry.precisions)
     slots = f"{run.ledger.slot_bytes / GIB:.3g} GiB of slots"
-    share = f"{100 * run.resident_share:.3g} % of the expert bytes"
+    # A cache may leave most of its budget unused.
+    held = sum(run.controller.slots.capacity_bytes) / run.controller.geometry.capacity_bytes
+    share = f"{100 * run.resident_share * held:.3g} % of the expert bytes"
     return (
         f"{run.model.name} on {run.hardware.title}, experts at {precisions}, {slots} ({share}),"
         " unless varied"

@@ -27,7 +27,7 @@ from sim.machine.precision import PRECISION_BITS
 from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import lost_of
+from sim.results.outputs import held_share, lost_of
 from sim.results.paired import paired, paired_rates
 from sim.results.run import Run
 from sim.setup.on_devices import holds_all
@@ -105,15 +105,12 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
     kind = BOUND if not labels.is_system else LOSSY if labels.lossy else LOSSLESS
     slots = summary["budget"]["slots"]
     lost = lost_of(summary)
-    budget = summary["budget"]
-    # What a system's pools take of the bytes that it may have: some keep nothing.
-    share = budget["resident_share"] * budget["device_bytes"] / budget["allowed_bytes"]
     return Row(
         words[0].partition("=")[2],
         str(next(iter(slots))),
         tuple(words),
         kind,
-        share,
+        held_share(summary["budget"]),
         tokens_per_s(found),
         _pair(summary["ci95"]["decode_tokens_per_s"]),
         float(summary["ttft_s"]["mean"]),

@@ -53,7 +53,7 @@ class Question:
     closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: (
         None
     )
-    arithmetic: Callable[[Sequence[str], Run, Sequence[float]], BreakEven] | None = None
+    arithmetic: Callable[[Sequence[str], Run, Sequence[float]], BreakEven | None] | None = None
     is_discrete: bool = False
     is_apart: bool = False
     base: tuple[str, ...] = ()
@@ -155,8 +155,15 @@ def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     return {name: (f"precision={name}", f"budget.resident_share={share!r}", OWN_SHARE)}
 
 
-def _all_fit(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven:
-    """The most bits a weight at which all experts are resident in the run's bytes for them."""
+def _all_fit(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven | None:
+    """The most bits a weight at which all experts are resident in the run's bytes for them. None
+    where the cache keeps few of them, however many there is room for.
+    """
+    slots, geometry = run.controller.slots, run.controller.geometry
+    # Pools hold whole slots, and some only whole layers: so much is left of any budget.
+    rounded = max(geometry.sites, geometry.experts) * geometry.slot_sizes[0]
+    if geometry.capacity_bytes - sum(slots.capacity_bytes) > rounded:
+        return None
     bits = run.resident_share * held_bits(run)
     told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
     return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)

@@ -125,7 +125,9 @@ def table_of(found: Answer, system: str) -> Table:
 def _no_hits(found: Answer) -> Iterator[str]:
     """Why nothing hits, where the slots hold less than one token needs."""
     slots = [row.slots_a_layer for row in found.rows if row.hit_ratio == 0]
-    if slots and max(slots) < found.top_k:
+    # Where as few slots hit at other points, as prefetches in time do, the slots are not the reason.
+    hitting = [row.slots_a_layer for row in found.rows if row.hit_ratio]
+    if slots and max(slots) < min([found.top_k, *hitting]):
         yield (
             f"no expert hits where the slots hold {max(slots):.3g} a layer: one token needs"
             f" {found.top_k}, so each is gone before it is needed again"

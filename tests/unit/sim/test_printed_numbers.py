@@ -286,7 +286,12 @@ SUMMARY: dict[str, Any] = {
     "trace": {"sequences": 7, "findings": ["odd"], "expert_bytes": {"note": "of a file"}},
     "labels": LOSSY.kinds(),
     "overrides": [],
-    "budget": {"resident_share": 0.37, "slots": {"int4": 3}},
+    "budget": {
+        "resident_share": 0.37,
+        "device_bytes": 3,
+        "allowed_bytes": 3,
+        "slots": {"int4": 3},
+    },
     "decode_tokens_per_s": 4.216,
     "ttft_s": {"mean": 1.317, "p95": 2.408},
     "tpot_s": {"mean": 0.2372, "p95": 0.3187},

@@ -21,9 +21,12 @@ GIVEN = ["model=m"]
 RUN = SimpleNamespace(
     model=SimpleNamespace(name="m", top_k=2),
     hardware=SimpleNamespace(title="2 x h", link_names=["pcie"], links=()),
-    controller=SimpleNamespace(geometry=SimpleNamespace(precisions=("fp16", "int4"))),
+    controller=SimpleNamespace(
+        geometry=SimpleNamespace(precisions=("fp16", "int4"), capacity_bytes=4),
+        slots=SimpleNamespace(capacity_bytes=(1, 1)),
+    ),
     ledger=SimpleNamespace(slot_bytes=3 * GIB // 2),
-    resident_share=0.125,
+    resident_share=0.25,
 )
 ABOUT = "m on 2 x h, experts at fp16, int4, 1.5 GiB of slots (12.5 % of the expert bytes), unless varied"
 

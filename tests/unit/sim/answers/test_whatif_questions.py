@@ -44,13 +44,22 @@ def trial_of(**summary: object) -> Trial:
 
 def machine(**parts: object) -> Any:
     """A run whose experts of 4 bits take 200 bytes in slots of 300, on a link of half its peak."""
-    geometry = SimpleNamespace(bits=(4, 2), slot_sizes=(300, 100), variant_bytes=(200, 50), sites=2)
+    geometry = SimpleNamespace(
+        bits=(4, 2),
+        slot_sizes=(300, 100),
+        variant_bytes=(200, 50),
+        sites=2,
+        experts=4,
+        capacity_bytes=2400,
+    )
     hardware = SimpleNamespace(
         link_names=("pcie",), links=(SimpleNamespace(efficiency=0.5),), all_memory_bytes=12_000
     )
     run = {
         "hardware": hardware,
-        "controller": SimpleNamespace(geometry=geometry),
+        "controller": SimpleNamespace(
+            geometry=geometry, slots=SimpleNamespace(capacity_bytes=(600, 600))
+        ),
         "resident_share": 0.5,
         "model": Cached(),
     }
@@ -244,6 +253,13 @@ def test_all_experts_are_resident_at_as_many_bits_as_their_bytes_give() -> None:
     told = "in these bytes all experts are resident at up to 3 bits a weight"
     found = arithmetic([], machine(), [2.5, 4.5, 8.5])
     assert found == BreakEven("all resident", 3.0, 2.5, 8.5, 3.0, told)
+
+
+def test_a_cache_that_keeps_few_experts_of_any_budget_never_has_them_all() -> None:
+    arithmetic, run = QUESTIONS["bits"].arithmetic, machine()
+    assert arithmetic is not None
+    run.controller.slots.capacity_bytes = (600, 599)  # a layer's experts and a byte less
+    assert arithmetic([], run, [2.5, 4.5, 8.5]) is None
 
 
 def test_contexts_are_asked_at_fewer_bits_and_at_the_models_own() -> None:

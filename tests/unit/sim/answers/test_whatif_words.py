@@ -219,3 +219,11 @@ def test_slots_for_less_than_a_token_needs_tell_why_nothing_hits(
     caption = table_of(replace(FOUND, rows=rows), "lru").caption
     assert caption == (told if is_told else "waits 25% at each point")
     assert table_of(replace(FOUND, rows=rows[2:]), "lru").caption == ""
+
+
+def test_as_few_slots_that_hit_elsewhere_are_no_reason_that_nothing_hits() -> None:
+    rows = (
+        row(1, "a", 2, 0, slots_a_layer=3.0),
+        row(2, "a", 3, 0.125, slots_a_layer=3.0),
+    )
+    assert "no expert hits" not in table_of(replace(FOUND, rows=rows), "lru").caption

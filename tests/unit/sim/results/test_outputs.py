@@ -49,7 +49,12 @@ SUMMARY: dict[str, Any] = {
     "gap": 1.5,
     "load_s": 1.5,
     "storage_bytes": 3 << 29,
-    "budget": {"resident_share": 0.25, "slots": {"fp16": 4, "int4": 2}},
+    "budget": {
+        "resident_share": 0.25,
+        "device_bytes": 8,
+        "allowed_bytes": 8,
+        "slots": {"fp16": 4, "int4": 2},
+    },
     "ci95": {
         "decode_tokens_per_s": (10.123456, 15.98765),
         "ttft_s": (0.25, 1.0),
@@ -93,6 +98,12 @@ def heard(**changed: Any) -> Heard:
     console = Heard()
     print_summary(SUMMARY | changed, console)  # type: ignore[arg-type]
     return console
+
+
+def test_what_a_cache_leaves_of_its_budget_is_not_called_resident() -> None:
+    budget = SUMMARY["budget"] | {"resident_share": 0.5, "device_bytes": 2}
+    told = answer(SUMMARY | {"budget": budget})  # type: ignore[arg-type]
+    assert told.startswith("With 12% of the expert bytes resident, lru [x] decodes")
 
 
 def test_a_run_is_one_table_and_one_sentence() -> None:
@@ -164,9 +175,13 @@ LOSSY = {"lossy": "lossy (experts skipped)", "reference": "a reference"}
 @pytest.mark.parametrize(
     ("changed", "old", "new"),
     [
-        ({"budget": {"resident_share": 1.0, "slots": {"bf16": 1}}}, "25%", "100%"),
         (
-            {"budget": {"resident_share": 0.25, "slots": {"int8": 1, "fp16": 2}}},
+            {"budget": SUMMARY["budget"] | {"resident_share": 1.0, "slots": {"bf16": 1}}},
+            "25%",
+            "100%",
+        ),
+        (
+            {"budget": SUMMARY["budget"] | {"slots": {"int8": 1, "fp16": 2}}},
             "bytes resident",
             "bytes at int8 resident",
         ),
