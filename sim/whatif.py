@@ -22,7 +22,14 @@ from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_bench import Bench
 from sim.answers.whatif_figure import draw
 from sim.answers.whatif_growth import growth_in, growth_table
-from sim.answers.whatif_questions import CONTEXT, QUESTIONS, Question, of_machine
+from sim.answers.whatif_questions import (
+    CONTEXT,
+    FIT_BUDGET,
+    OF_BUDGET,
+    QUESTIONS,
+    Question,
+    of_machine,
+)
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
@@ -72,6 +79,9 @@ def answer(
             own.append(f"predictor.recall={RECALL}")
     words = _on_base(question, words)
     run = prepared(words)
+    if name in OF_BUDGET:
+        # Their points say the budget in words that do not go with another choice of it.
+        words = [word for word in words if word != FIT_BUDGET]
     question = of_machine(question, run)
     bench = Bench(question, words, own, run, pool, tell, directory)
     found, refused = bench.at(values)

@@ -263,6 +263,8 @@ CONTEXT = "tokens of context"
 FIT_BUDGET = "budget=fit"
 OWN_SHARE = "budget.slots_gib=null"
 """Makes the budget a share, because the question varies it, even if the run's was in GiB."""
+OF_BUDGET = ("memory", "bits")
+"""The questions that vary the budget's share."""
 PRECISIONS = ("fp16", "int8", "int4", "int2")
 QUESTIONS: dict[str, Question] = {
     "memory": Question(

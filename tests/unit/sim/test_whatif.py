@@ -92,6 +92,16 @@ def test_in_the_same_bytes_fewer_bits_hold_more() -> None:
     assert "int2 decodes fastest" in sentence(found, "lru")
 
 
+@pytest.mark.parametrize(("name", "values"), [("memory", (0.25, 1.0)), ("bits", (8.0, 16.0))])
+def test_what_varies_the_budget_goes_on_from_one_that_fits(
+    name: str, values: tuple[float, ...]
+) -> None:
+    found = answer(name, ["system=lru", "budget=fit", *SHORTER], values, Inline())
+    assert found.refused == ()
+    assert {row.value for row in found.rows} == {*values}
+    assert "(100 % of the expert bytes)" in found.about
+
+
 # Contracts: C184
 def test_how_many_drafts_pay_is_told_for_experts_that_stay_and_for_offloaded_ones() -> None:
     found = answer("drafts", ["system=lru", *SHORTER[:1], *SHORTER[2:]], (0, 1, 2), Inline())
