@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
@@ -29,6 +30,7 @@ from sim.answers.whatif_questions import (
     QUESTIONS,
     Question,
     of_machine,
+    of_share,
 )
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.files import write_json, writing
@@ -78,7 +80,7 @@ def answer(
         if not any(word.startswith("predictor.recall=") for word in own):
             own.append(f"predictor.recall={RECALL}")
     words = _on_base(question, words)
-    run = prepared(words)
+    run = _base_run(name, words, values)
     if name in OF_BUDGET:
         # Their points say the budget in words that do not go with another choice of it.
         words = [word for word in words if word != FIT_BUDGET]
@@ -116,6 +118,23 @@ def answer(
         _about(run),
         growth,
     )
+
+
+def _base_run(name: str, words: Sequence[str], values: Sequence[float]) -> Run:
+    """The run before the question varies a thing. Raise ValueError where it cannot run.
+
+    That its own share does not fit does not matter to a question that replaces it: then it is the
+    run of the first value that does.
+    """
+    try:
+        return prepared(words)
+    except ValueError:
+        if name != "memory":
+            raise
+        for value in values:
+            with suppress(ValueError):
+                return prepared([*words, *of_share(value)])
+        raise
 
 
 def _about(run: Run) -> str:
@@ -258,7 +277,7 @@ def main(arguments: Sequence[str]) -> int:
         overwrite = own.get("overwrite") == "yes"
         place = Path(own["output_dir"]) if "output_dir" in own else _default_folder(name, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
-        system = prepared(_on_base(QUESTIONS[name], base)).system
+        system = _base_run(name, _on_base(QUESTIONS[name], base), values).system
         with locked(place), writing(place):
             _check_output(place, overwrite)
             try:

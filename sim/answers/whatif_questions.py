@@ -145,6 +145,11 @@ def held_bits(run: Run) -> float:
     return geometry.bits[0] * geometry.slot_sizes[0] / geometry.variant_bytes[0]
 
 
+def of_share(share: float) -> tuple[str, ...]:
+    """The words of a budget of this share."""
+    return f"budget.resident_share={share!r}", OWN_SHARE
+
+
 def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     name = next((name for name in PRECISIONS if PRECISION_BITS[name] == bits), None)
     if name is None:
@@ -152,7 +157,7 @@ def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
         raise ValueError(f"values={bits:g}: no precision here has so many bits; there are {known}")
     full = held_bits(run)
     share = min(1.0, run.resident_share * full / PRECISION_BITS[name])
-    return {name: (f"precision={name}", f"budget.resident_share={share!r}", OWN_SHARE)}
+    return {name: (f"precision={name}", *of_share(share))}
 
 
 def _all_fit(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven | None:
@@ -270,7 +275,7 @@ QUESTIONS: dict[str, Question] = {
     "memory": Question(
         "share of the expert bytes resident",
         (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-        lambda value, run: {"decode": (f"budget.resident_share={value!r}", OWN_SHARE)},
+        lambda value, run: {"decode": of_share(value)},
         _waits_more,
         "waiting equals computing",
         (

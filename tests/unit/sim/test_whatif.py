@@ -102,6 +102,26 @@ def test_what_varies_the_budget_goes_on_from_one_that_fits(
     assert "(100 % of the expert bytes)" in found.about
 
 
+def test_a_share_that_does_not_fit_leaves_the_shares_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share is half where no word says another, and half takes 21 GiB."""
+    monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    small = [word for word in SHORTER if not word.startswith("hardware.memory_gib")]
+    found = answer(
+        "memory", ["system=lru", "hardware.memory_gib=16", *small], (0.25, 0.5), Inline()
+    )
+    assert {row.value for row in found.rows} == {0.25}
+    assert found.refused[0].startswith("0.5: the device holds 16 GiB")
+    assert "10.5 GiB of slots (25 % of the expert bytes)" in found.about
+    words = ["system=lru", "hardware.memory_gib=16", *small, f"output_dir={tmp_path / 'a'}"]
+    assert main(["memory", "values=0.25,0.5", *words]) == 0
+    with pytest.raises(ValueError, match=r"^the device holds 16 GiB, but the run needs 23\."):
+        answer("memory", ["system=lru", "hardware.memory_gib=16", *small], (0.5, 1.0), Inline())
+    with pytest.raises(ValueError, match=r"^the device holds 16 GiB"):
+        answer("link", ["system=lru", "hardware.memory_gib=16", *small], (8.0,), Inline())
+
+
 # Contracts: C184
 def test_how_many_drafts_pay_is_told_for_experts_that_stay_and_for_offloaded_ones() -> None:
     found = answer("drafts", ["system=lru", *SHORTER[:1], *SHORTER[2:]], (0, 1, 2), Inline())
