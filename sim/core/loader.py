@@ -108,52 +108,62 @@ class Loader:
         refused = (
             (
                 self.destination == "staging" and not self.staging_slots,
-                "destination=staging needs staging_slots >= 1",
+                "loader.destination=staging needs loader.staging_slots >= 1",
             ),
             (
                 self.demand_evicts == "unmasked" and not self.staging_slots,
                 (
-                    "demand_evicts=unmasked needs staging_slots >= 1, where what finds no slot is"
-                    " served"
+                    "loader.demand_evicts=unmasked needs loader.staging_slots >= 1, where what finds"
+                    " no slot is served"
                 ),
             ),
             (
                 self.demand_evicts == "unmasked" and self.overflows,
                 (
-                    f"demand_evicts=unmasked has no use with retention={self.retention}: a demand"
-                    " evicts nothing"
+                    "loader.demand_evicts=unmasked has no use with"
+                    f" loader.retention={self.retention}: a demand evicts nothing; leave one out"
                 ),
             ),
             (
                 self.chunk_bytes is not None and not self.demand_first,
-                "chunk_bytes has no use with demand_first=false: nothing may overtake a prefetch",
+                (
+                    "loader.chunk_bytes has no use with loader.demand_first=false: nothing may"
+                    " overtake a prefetch; leave one out"
+                ),
             ),
             (
                 self.chunk_bytes is not None and self.write_back,
-                "chunk_bytes and write_back cannot be combined",
+                (
+                    "loader.chunk_bytes and loader.write_back cannot be combined; set"
+                    " loader.chunk_bytes=null or loader.write_back=false"
+                ),
             ),
             (
                 self.write_back and stages,
-                "write_back and staging cannot be combined: an exchange moves no bytes",
+                (
+                    "loader.write_back and staging cannot be combined: an exchange moves no bytes;"
+                    " set loader.write_back=false, or loader.staging_slots=0 and"
+                    " loader.destination=pool"
+                ),
             ),
             (
                 self.write_back and self.overflows,
                 (
-                    "write_back needs retention=strict: what is trimmed has no transfer to go back"
-                    " with"
+                    "loader.write_back needs loader.retention=strict: what is trimmed has no"
+                    " transfer to go back with"
                 ),
             ),
             (
                 self.kernels == "by_layer" and self.wait != "wait_all",
                 (
-                    f"kernels=by_layer takes a layer's experts together, and wait={self.wait}"
-                    " computes each by itself; choose wait=wait_all"
+                    "loader.kernels=by_layer takes a layer's experts together, and"
+                    f" loader.wait={self.wait} computes each by itself; choose loader.wait=wait_all"
                 ),
             ),
         )
         for wrong, why in refused:
             if wrong:
-                raise ValueError(f"loader: {why}")
+                raise ValueError(why)
 
     @property
     def overflows(self) -> bool:

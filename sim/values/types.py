@@ -307,7 +307,10 @@ class Route:
             )
         for link, (engines, head) in enumerate(zip(self.engines, self.head_bytes, strict=True)):
             if head and engines > 1:
-                raise ValueError(f"link {link} has {engines} engines: cut-through needs one")
+                raise ValueError(
+                    f"link {link} has {engines} engines: cut-through needs one; set its engines to"
+                    " 1, or its head_bytes to 0"
+                )
         if self.ram_link is not None and not 1 <= self.ram_link < len(self.engines):
             raise ValueError(
                 f"ram_link={self.ram_link} must be a link from 1 to {len(self.engines) - 1}"

@@ -347,19 +347,19 @@ COMBINATIONS = {
     ),
     "write-back of chunks": (
         "loader.write_back=true loader.chunk_bytes=4096",
-        r"chunk_bytes and write_back cannot be",
+        r"loader\.chunk_bytes and loader\.write_back cannot be",
     ),
     "write-back of what overflows": (
         "loader.write_back=true loader.retention=after_batch",
-        r"write_back needs retention=strict",
+        r"loader\.write_back needs loader\.retention=strict",
     ),
     "write-back of what is exchanged": (
         "loader.write_back=true loader.staging_slots=2",
-        r"write_back and staging cannot be combined",
+        r"loader: loader\.write_back and staging cannot be combined",
     ),
     "staging without slots": (
         "loader.destination=staging",
-        r"destination=staging needs staging_slots >= 1",
+        r"loader\.destination=staging needs loader\.staging_slots >= 1",
     ),
     "all layers streamed": (
         "loader.dense_slots=4",

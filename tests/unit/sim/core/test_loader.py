@@ -83,27 +83,40 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
 @pytest.mark.parametrize(
     ("switches", "message"),
     [
-        ({"destination": "staging"}, "destination=staging needs staging_slots >= 1"),
+        ({"destination": "staging"}, "loader.destination=staging needs loader.staging_slots >= 1"),
         (
             {"chunk_bytes": 1, "demand_first": False},
-            "chunk_bytes has no use with demand_first=false",
+            "loader.chunk_bytes has no use with loader.demand_first=false",
         ),
-        ({"chunk_bytes": 1, "write_back": True}, "chunk_bytes and write_back cannot be combined"),
-        ({"write_back": True, "staging_slots": 1}, "write_back and staging cannot be combined"),
-        ({"write_back": True, "retention": "after_batch"}, "write_back needs retention=strict"),
+        (
+            {"chunk_bytes": 1, "write_back": True},
+            "loader.chunk_bytes and loader.write_back cannot be",
+        ),
+        (
+            {"write_back": True, "staging_slots": 1},
+            "loader.write_back and staging cannot be combined",
+        ),
+        (
+            {"write_back": True, "retention": "after_batch"},
+            "loader.write_back needs loader.retention=strict",
+        ),
         (
             {"kernels": "by_layer", "wait": "as_ready"},
-            "kernels=by_layer takes a layer's experts together, and wait=as_ready computes each",
+            "loader.kernels=by_layer takes a layer's experts together, and loader.wait=as_ready computes"
+            " each by itself; choose loader.wait=wait_all$",
         ),
-        ({"demand_evicts": "unmasked"}, "demand_evicts=unmasked needs staging_slots >= 1"),
+        (
+            {"demand_evicts": "unmasked"},
+            "loader.demand_evicts=unmasked needs loader.staging_slots >= 1",
+        ),
         (
             {"demand_evicts": "unmasked", "staging_slots": 1, "retention": "after_batch"},
-            "demand_evicts=unmasked has no use with retention=after_batch",
+            "loader.demand_evicts=unmasked has no use with loader.retention=after_batch",
         ),
     ],
 )
 def test_what_does_not_go_together_is_refused(switches: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^loader: {message}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         Loader(**switches)
 
 

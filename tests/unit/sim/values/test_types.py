@@ -101,7 +101,10 @@ def test_links_may_have_engines_or_cut_through_and_ram_lies_at_one_of_the_outer_
             r"head_bytes must be >= 0, and 0 for link 0, which ends at the device: \(1,\)",
         ),
         ({"engines": (1, 1), "head_bytes": (0, -1)}, r"head_bytes must be >= 0, and 0 for link 0"),
-        ({"engines": (1, 2), "head_bytes": (0, 1)}, "link 1 has 2 engines: cut-through needs one"),
+        (
+            {"engines": (1, 2), "head_bytes": (0, 1)},
+            "link 1 has 2 engines: cut-through needs one; set its engines to 1, or its",
+        ),
         ({"ram_link": 0}, "ram_link=0 must be a link from 1 to 0"),
         (
             {"engines": (1, 1), "head_bytes": (0, 0), "ram_link": 2},
