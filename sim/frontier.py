@@ -170,7 +170,10 @@ def _policy(
             if not is_exact:
                 points[slots] = walked(run.controller, run.workload)
         except (ScreenError, CapacityError):
-            continue  # a pool of it is smaller than what a token or a union needs at once
+            # A pool of it is smaller than what a token or a union needs at once. Where all experts
+            # have room that is not the reason, and it has no point at any number of slots.
+            if slots == most:
+                raise
     if is_exact:
         curve = curve_of(full.controller, full.workload)
         points = {slots: curve.at(slots) for slots in range(curve.least, most + 1)}

@@ -79,6 +79,13 @@ def test_a_selector_that_leaves_out_what_is_absent_is_refused(
         frontier((*SMALL, "precision=skip_light"), ["lru"], 1)
 
 
+def test_what_has_no_point_even_where_all_experts_have_room_is_refused() -> None:
+    """A prompt of more than 32 tokens only reads this cache, and goes through its staging slots."""
+    words = ("system=llama_cpp_cache", "trace.max_sequences=1", "workload.decode_tokens=2")
+    with pytest.raises(ScreenError, match="is served in waves"):
+        frontier(words, [None], 1)
+
+
 def test_every_policy_shows_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
