@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.values.places import CONF
+from sim.values.units import GIB
 
 WHOLE = ("system", "experiment")
 """Groups whose files have values of other sections."""
@@ -134,6 +135,8 @@ def read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+MEMORY_GIB = 24.0
+"""What the machine of ``conf/config.yaml`` holds."""
 SIZES = ("sites", "experts", "top_k", "hidden", "expert_intermediate")
 """Of a model, what a trace tells, too."""
 
@@ -171,10 +174,13 @@ def models_for(sites: int, experts: int, top_k: int, hidden: int, intermediate: 
 
 def run_of(shape: Mapping[str, Any], place: Path) -> str:
     """The command that runs the trace at ``place``, of a model of this shape: with the model that
-    has its sizes, else with a stand-in that gets them, which a comment of the shell explains.
+    has its sizes, else with a stand-in that gets them, which a comment of the shell explains. Half of
+    the experts, as runs have by default, may be too many for the machine that they have by default.
 
     >>> run_of(dict(zip(SIZES, (27, 64, 6, 2048, 1408))), Path("mine"))
-    'moelab run system=lru model=deepseek_moe_16b trace.path=mine'
+    'moelab run system=lru model=deepseek_moe_16b trace.path=mine budget=fit'
+    >>> run_of(dict(zip(SIZES, (16, 64, 8, 2048, 1024))), Path("mine"))
+    'moelab run system=lru model=olmoe_1b_7b trace.path=mine'
     >>> run_of(dict(zip(SIZES, (27, 64, 4, 2048, 1408))), Path("mine")).partition("  # ")[2]
     'no listed model has these sizes: all but the experts as of qwen1_5_moe_a2_7b'
     """
@@ -182,11 +188,19 @@ def run_of(shape: Mapping[str, Any], place: Path) -> str:
     files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
     alike = [name for name, own in files.items() if [own.get(key) for key in SIZES] == sizes]
     path = shlex.quote(f"trace.path={place}")
+    if _bytes_of(shape) > MEMORY_GIB * GIB:
+        path += " budget=fit"
     if alike:
         return f"moelab run system=lru model={alike[0]} {path}"
     model, _, why = _stand_in(files, sizes).removesuffix(")").partition(" (")
     none = f"no listed model has these sizes: {why}"
     return f"moelab run system=lru {model} {path}  # {none}"
+
+
+def _bytes_of(shape: Mapping[str, Any]) -> int:
+    """What all experts of a shape take at 16 bits, of three matrices each."""
+    each = 3 * shape["hidden"] * shape["expert_intermediate"] * 2
+    return int(shape["sites"] * shape["experts"] * each)
 
 
 def _stand_in(files: Mapping[str, Mapping[str, Any]], wanted: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sim.values.places import CONF
 from sim.verbs import complete, names
 from sim.verbs.complete import ends_of
 from sim.verbs.verb import Kind, Option, Verb
@@ -219,6 +220,23 @@ def test_the_stand_in_is_near_in_width_then_hidden_then_top_k_then_experts_then_
     name = words.split()[0].partition("=")[2]
     why = f"no listed model has these sizes: all but the experts as of {name}"
     assert comment == ("" if words == "model=a" else why)
+
+
+def test_a_model_whose_half_may_not_fit_is_run_with_the_experts_that_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(names, "CONF", CONF)
+    (machine,) = (
+        one["hardware"]
+        for one in names.read(CONF / "config.yaml")["defaults"]
+        if isinstance(one, dict) and "hardware" in one
+    )
+    assert names.of_file("hardware", machine)["memory_gib"] == names.MEMORY_GIB
+    shape = dict(zip(names.SIZES, (32, 8, 2, 4096, 14336), strict=True))
+    run = names.run_of(shape, Path("a b"))
+    assert run == "moelab run system=lru model=mixtral_8x7b 'trace.path=a b' budget=fit"
+    half = names.run_of(shape | {"sites": 8}, Path("mine"))
+    assert "budget" not in half
 
 
 # Completion
