@@ -14,6 +14,7 @@ from sim.answers.engine_flags import Flags, on_host, words_of
 from sim.results.labels import Labels, labels_in
 from sim.results.run import Run
 from sim.setup.execute import execute
+from sim.setup.refusals import CpuError
 from sim.setup.run_memory import left_bytes
 from sim.study.trials import Trial, prepared, tokens_per_s
 from sim.values.types import Geometry, Outcome
@@ -65,7 +66,14 @@ class Search:
             try:
                 geometry, self._has_cpu = self._geometry(()), False
             except ValueError:
-                raise error from None
+                if not isinstance(error, CpuError):
+                    raise error from None
+                # Its own ways out are another placement and budget, which are the flags' here.
+                raise ValueError(
+                    f"{str(error).partition('; ')[0]}, and the model does not fit whole; choose fewer"
+                    " bits (precision=) or a shorter context=, or moelab ask, whose systems load"
+                    " experts"
+                ) from None
         self.layers = geometry.layer_of(geometry.sites - 1) + 1
         self.split, self.order = base.split, tuple[int, ...]()
         self._room: dict[Flags, int | None] = {}

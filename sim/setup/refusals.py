@@ -295,11 +295,15 @@ def check_ram_cache(system: str, hardware: Hardware) -> None:
         )
 
 
+class CpuError(ValueError):
+    """No CPU can compute what the run's placement may leave to one."""
+
+
 def check_parts(parts: Parts, workload: Workload) -> None:
     """Raise ValueError for parts that do not go together."""
     hardware = parts.hardware
     if parts.placement.uses_cpu and hardware.cpu is None:
-        raise ValueError(
+        raise CpuError(
             f"this placement may compute experts on the CPU, but hardware {hardware.name} has no"
             " cpu section; choose placement=load, or a machine whose file has one"
         )
@@ -351,7 +355,7 @@ def check_cpu_reach(parts: Parts, geometry: Geometry) -> None:
     )
     every = sum(geometry.bytes_of(key) for key in keys if key not in geometry.missing)
     if every > max(geometry.capacity_bytes, hardware.route.ram_bytes):
-        raise ValueError(
+        raise CpuError(
             "this placement may compute experts on the CPU, but neither the device's slots nor RAM hold"
             f" all {every / GIB:.3g} GiB of them, and the rest lies beyond {last}: reading it for the"
             " CPU is not modelled; choose placement=load, fewer bits (precision=), more slots (budget)"

@@ -93,7 +93,7 @@ class Lengths:
         if trace.header.encoder_sites:
             raise ValueError(
                 f"{given} does not go with trace {name}: an encoder reads its prompt as a whole, and"
-                " no tokens come before it; set it to null"
+                " no tokens come before it; choose a model without an encoder, or set it to null"
             )
         numbers, place = np.unique(trace.sequence[rows], return_inverse=True)
         last = np.zeros(len(numbers), np.int64)

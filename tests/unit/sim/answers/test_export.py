@@ -346,7 +346,10 @@ def test_where_the_cpu_would_read_a_drive_a_model_that_fits_is_held_whole(
     assert [line["on_cpu"] for line in answer["lines"]] == [0]
     capsys.readouterr()
     assert export.main([*asked, "precision=fp16"]) == 2
-    assert "neither the device's slots nor RAM hold all" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "neither the device's slots nor RAM hold all" in told
+    assert "the model does not fit whole; choose fewer bits (precision=) or" in told
+    assert "placement=load" not in told, "the flags choose the placement"
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,10 @@ def test_a_context_that_cannot_be_is_refused_with_the_sequence() -> None:
     with pytest.raises(ValueError, match=r"workload\.context_tokens=0 must be a whole number >= 1"):
         at_end_of(0, trace)
     encoder = load_trace("capture/assets/traces/tiny_switch", 0)
-    with pytest.raises(ValueError, match=r"context_tokens=900 .* encoder .*set it to null"):
+    with pytest.raises(
+        ValueError,
+        match=r"context_tokens=900 .* encoder .*; choose a model without an encoder, or set it to null",
+    ):
         Workload(encoder, batching="sequential", lengths=Lengths(context=900))
 
 
