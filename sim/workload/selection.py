@@ -92,12 +92,14 @@ def chosen_sequences(
         raise ValueError(f"unknown trace.split={split}; allowed: {', '.join(SPLITS)}")
     check_flags(exclude, trace.header)
     present = set(np.unique(rows).tolist())
-    chosen = [
-        s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present
-    ]
-    chosen = [s for s in chosen if not any(s.flags.get(flag) for flag in exclude)]
+    there = [s for s in trace.header.sequences if s.sequence in present]
+    there = [s for s in there if not any(s.flags.get(flag) for flag in exclude)]
+    chosen = [s for s in there if split in ("all", s.split)]
     if not chosen:
-        raise ValueError(
-            f"trace {name} has no sequences for split={split} without flags {list(exclude)}"
-        )
+        without = f" without flags {list(exclude)}" if exclude else ""
+        others = " or ".join(sorted({s.split for s in there}))
+        ways = [f"choose trace.split={others}"] if there else []
+        ways += ["exclude fewer (trace.exclude)"] if exclude else []
+        told = f"; {', or '.join(ways)}" if ways else ""
+        raise ValueError(f"trace {name} has no sequences for split={split}{without}{told}")
     return tuple(chosen)

@@ -309,8 +309,17 @@ def test_sequences_are_left_out_by_flag_and_by_number() -> None:
         s.sequence
         for s in Workload(given, split="all", batching="sequential", max_sequences=1).sequences
     ] == [0]
-    with pytest.raises(ValueError, match=r"has no sequences for split=fit without flags \['odd'\]"):
+    told = "trace .* has no sequences for split=fit"
+    ways = "choose trace.split=eval"
+    with pytest.raises(
+        ValueError,
+        match=rf"^{told} without flags \['odd'\]; {ways}, or exclude fewer \(trace\.exclude\)$",
+    ):
         Workload(given, split="fit", batching="sequential", exclude=["odd"])
+    judged = tuple(replace(s, split="eval") for s in marked)
+    given = replace(given, header=replace(given.header, sequences=judged))
+    with pytest.raises(ValueError, match=rf"^{told}; {ways}$"):
+        Workload(given, split="fit", batching="sequential")
 
 
 @pytest.mark.parametrize(
