@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sim.answers.breakeven import Crossing, crossing, knee
+from sim.answers.breakeven import Crossing, crossing, in_three_digits, knee
 from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_bench import Bench
 from sim.answers.whatif_figure import draw
@@ -222,8 +222,9 @@ def _needed(
     found: Mapping[float, Mapping[str, Trial]],
     name: str,
 ) -> BreakEven:
-    """The value at which the series ``name`` decodes ``target`` tokens a second. Where each value
-    has a series of its own, it is that.
+    """The value at which the series ``name`` decodes ``target`` tokens a second: of the last two of
+    the search the one that does. What is told is rounded to the side that does. Where each value has
+    a series of its own, it is that.
     """
 
     def speed(at: Mapping[str, Trial]) -> float:
@@ -253,13 +254,17 @@ def _needed(
     turned, above, below = question.needs
     text = turned if cross.value is not None else above if cross.sign > 0 else below
     amount = question.amount.format
+    is_above = speed(found[high]) >= target
+    value = None if cross.value is None else cross.high if is_above else cross.low
     told = text.format(
         target=f"{target:g}",
-        value=amount(cross.value or 0),
+        value=amount(
+            in_three_digits(value or 0, is_above) if not question.is_whole else value or 0
+        ),
         low=amount(cross.low),
         high=amount(cross.high),
     )
-    return BreakEven("target", cross.value, cross.low, cross.high, None, told)
+    return BreakEven("target", value, cross.low, cross.high, None, told)
 
 
 @telling("what is done is kept: the same words go on from there")

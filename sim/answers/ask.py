@@ -21,6 +21,7 @@ from sim.answers.ask_parts import (
     fastest_first,
 )
 from sim.answers.ask_quality import quality_of
+from sim.answers.breakeven import in_three_digits
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
 from sim.machine.precision import PRECISION_BITS
@@ -305,7 +306,8 @@ def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
     if factor is None:
         told = f"no link of up to {peak * high:.4g} GB/s{whose}"
     else:
-        told = f"a link of {peak * factor:.3g} GB/s ({factor:.2g}x this one){whose}"
+        enough = in_three_digits(peak * factor, is_up=True)
+        told = f"a link of {enough:g} GB/s ({factor:.2g}x this one){whose}"
     return Need("link", None if factor is None else peak * factor, told)
 
 
@@ -322,7 +324,7 @@ def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
     if size is None:
         told = f"no memory of up to {high:.3g} GiB, which holds all experts{whose}"
     else:
-        told = f"{size:.3g} GiB of memory{whose}"
+        told = f"{in_three_digits(size, is_up=True):g} GiB of memory{whose}"
     return Need("memory", size, told)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 import numpy as np
 
@@ -58,6 +59,17 @@ def crossing(
             return Crossing(middle, middle, middle)
         low, high = (middle, high) if sign == first else (low, middle)
     return Crossing(math.sqrt(low * high), low, high)
+
+
+def in_three_digits(value: float, is_up: bool) -> float:
+    """``value`` in three digits, rounded up or down, for a sentence that must not promise too much.
+
+    >>> in_three_digits(0.31252, True), in_three_digits(0.31252, False), in_three_digits(2, True)
+    (0.313, 0.312, 2.0)
+    """
+    number = Decimal(repr(value))
+    last = Decimal(1).scaleb(number.adjusted() - 2)
+    return float(number.quantize(last, ROUND_CEILING if is_up else ROUND_FLOOR))
 
 
 def knee(x: Sequence[float], y: Sequence[float]) -> int | None:

@@ -34,7 +34,7 @@ class Question:
     - ``closed_form`` gives the turning point by arithmetic, from the trials at a value.
     - ``arithmetic`` answers where nothing is searched for, from the overrides, their run and the
       values that ran.
-    - ``is_discrete``: there is nothing between two values.
+    - ``is_discrete``: there is nothing between two values. ``is_whole``: only whole numbers are.
     - ``always`` are values that are asked for beside those that are given.
     - ``needs`` says what a ``{target}`` asks for, in three texts: a ``{value}``; it is reached
       everywhere from ``{low}`` to ``{high}``; it is reached nowhere. ``amount`` says a value of it,
@@ -55,6 +55,7 @@ class Question:
     )
     arithmetic: Callable[[Sequence[str], Run, Sequence[float]], BreakEven | None] | None = None
     is_discrete: bool = False
+    is_whole: bool = False
     is_apart: bool = False
     base: tuple[str, ...] = ()
     instead: tuple[str, ...] = ()
@@ -360,6 +361,7 @@ QUESTIONS: dict[str, Question] = {
         ("", "", ""),
         is_log=True,
         arithmetic=_kv_fills,
+        is_whole=True,
         is_apart=True,
         base=(FIT_BUDGET,),
         amount="{:,.0f} tokens of context",

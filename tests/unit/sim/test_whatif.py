@@ -15,7 +15,7 @@ from rich.console import Console
 
 from helpers.trying import Inline
 from sim import whatif
-from sim.answers.breakeven import crossing
+from sim.answers.breakeven import crossing, in_three_digits
 from sim.answers.whatif import Row
 from sim.answers.whatif_words import table_of
 from sim.machine.ledger import check_ledger, make_ledger
@@ -325,7 +325,11 @@ def test_what_a_number_of_tokens_needs_is_found_and_told() -> None:
     value, told = needed((slow + fast) / 2)
     assert value is not None
     assert 8 < value < 63
-    assert told.endswith(f"tokens/s need a link of {value:.3g} GB/s (peak)")
+    enough = in_three_digits(value, is_up=True)
+    assert told.endswith(f"tokens/s need a link of {enough:g} GB/s (peak)")
+    assert all(
+        row.tokens_per_s >= (slow + fast) / 2 for row in asked_shortly("link", value, enough).rows
+    )
     never, why = needed(2 * fast)
     assert never is None
     assert why.startswith("nothing up to a link of 63 GB/s (peak) gives")

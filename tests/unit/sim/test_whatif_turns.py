@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,40 @@ def test_what_a_target_needs_is_told_with_its_unit(
     assert found == BreakEven("target", near, found.low, found.high, None, told)
     if value is None:
         assert (found.low, found.high) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize("target", [1.1, 1.26, 1.9, 2.51, 3.3])
+def test_what_is_needed_is_enough_where_a_speed_goes_by_steps(target: float) -> None:
+    """Slots are whole. So a value between the last two of a search may be too little."""
+
+    def speed(value: float) -> float:
+        return math.floor(value * 3) / 3
+
+    bench: Any = Stated(speed)
+    ends = {1.0: {"decode": trial(1.0)}, 4.0: {"decode": trial(4.0)}}
+    found = _needed(LINK, target, bench, ends, "decode")
+    told = float(found.told.split()[6])
+    assert found.told == f"{target:g} tokens/s need a link of {told:g} GB/s (peak)"
+    assert found.value is not None
+    assert speed(found.value) >= target > speed(found.low)
+    assert speed(told) >= target > speed(told - 0.02)
+
+
+@pytest.mark.parametrize("target", [5.2, 7.5, 9.9])
+def test_the_longest_context_that_is_told_is_not_too_long(target: float) -> None:
+    def speed(value: float) -> float:
+        return 12 - math.floor(round(value) / 1000)
+
+    bench: Any = Stated(speed, "16 bits")
+    ends = {value: {"16 bits": trial(speed(value))} for value in (1000.0, 9000.0)}
+    # The bench above has nothing over 98.
+    bench.at = lambda values, name="": ({values[0]: {name: trial(speed(values[0]))}}, [])
+    found = _needed(QUESTIONS["kv"], target, bench, ends, "16 bits")
+    told = int(found.told.split()[5].replace(",", ""))
+    assert found.told == f"{target:g} tokens/s allow at most {told:,} tokens of context"
+    assert found.value is not None
+    assert round(found.value) == told
+    assert speed(told) >= target > speed(told + 10)
 
 
 @pytest.mark.parametrize(

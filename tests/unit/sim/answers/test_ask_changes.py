@@ -177,7 +177,7 @@ def test_the_link_is_found_to_3_percent_between_once_and_64_times_this_one() -> 
     found = needed(_link, row(), run_of(), 63.0, lambda _, peak: peak)
     assert found.value is not None
     assert 63 <= found.value <= 63 * 1.03
-    told = "a link of 63.3 GB/s (2x this one) with hobbit at int8"
+    told = "a link of 63.4 GB/s (2x this one) with hobbit at int8"
     assert (found.what, found.told) == ("link", told)
 
 
@@ -242,7 +242,16 @@ def test_enough_memory_is_told_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     found = needed(_memory, row(), run_of(), 30.0, lambda _, gib: gib)
     assert found.value is not None
     assert 30 <= found.value <= 30 * 1.03
-    assert found.told == f"{found.value:.3g} GiB of memory with hobbit at int8"
+    told, _, rest = found.told.partition(" ")
+    assert rest == "GiB of memory with hobbit at int8"
+    assert found.value <= float(told) <= found.value * 1.01
+
+
+@pytest.mark.parametrize("target", [32.0, 40.0, 50.0, 63.0, 71.0, 85.0, 99.0, 140.0])
+def test_the_link_that_is_told_is_rounded_to_what_was_found_to_be_enough(target: float) -> None:
+    found = needed(_link, row(), run_of(), target, lambda _, peak: peak)
+    assert found.value is not None
+    assert float(found.told.split()[3]) >= found.value
 
 
 def test_the_least_value_is_bisected_in_the_logarithm() -> None:

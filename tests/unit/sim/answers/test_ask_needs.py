@@ -49,7 +49,7 @@ def run_of(memory_gib: float, count: int = 1, measured: object = None) -> Any:
     [
         # Of 32 to 2,048 GB/s: at once, at four times as much to 3 %, and never.
         (16.0, Need("link", 32.0, "a link of 32 GB/s (1x this one) with lru at fp16")),
-        (64.0, Need("link", FOURFOLD, "a link of 129 GB/s (4x this one) with lru at fp16")),
+        (64.0, Need("link", FOURFOLD, "a link of 130 GB/s (4x this one) with lru at fp16")),
         (2e3, Need("link", None, "no link of up to 2048 GB/s with lru at fp16")),
     ],
 )
