@@ -33,13 +33,12 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
             return []
         there = "" if row["outcome"] == "reroute" else "A copy was there all the same. "
         return [f"{there}{_came(run, names, last, row)}"]
-    if (
-        last.came is not None
-        and last.gone is None
-        and last.came.end_ns <= row["gate_ns"]
-        and not on_its_way
-    ):
-        return [_not_kept(run, names, last.came)]
+    # A key that is on its way has a stay of its own, which the story of its prefetch tells.
+    coming = row["outcome"] == "late" and last.came is not None
+    earlier = before[:-1] if coming else before
+    came = earlier[-1].came if earlier and earlier[-1].gone is None else None
+    if came is not None and came.end_ns <= row["gate_ns"]:
+        return [_not_kept(run, names, came)]
     # What was on its way at the gate came and went after it, and is no part of what was before.
     past = [
         stay

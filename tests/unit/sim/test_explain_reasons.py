@@ -327,6 +327,21 @@ STORIES = {
         (0, 1, 2),
         (": LATE at 0.8", "0.600 ms after the gate"),
     ),
+    # 1.2 came in vain for step 0. For step 1 it is forecast again, and on its way at its gate.
+    "late: it had come in vain": Story(
+        [[[0], [1]], [[0], [2]]],
+        {(0, 0, 1): [2]},
+        1,
+        (AHEAD_1, "loader.staging_slots=2", "loader.destination=staging"),
+        (1, 1, 2),
+        (
+            ": LATE at ",
+            (
+                "Layer 1 expert 2 had last come by a prefetch issued after tick 0 (step 0, layer 0),"
+                " into staging, and left it unused."
+            ),
+        ),
+    ),
     # 0.0, in the one slot, is always needed before 1.1 is again.
     "refused: by the policy": Story(
         [[[0], [1]], [[0], [1]], [[0], [1]]],

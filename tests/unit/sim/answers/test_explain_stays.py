@@ -118,7 +118,9 @@ NEVER = (
         ([Stay(move(2, 60), None)], "miss", {}, [NOT_KEPT]),
         ([Stay(move(2, 61), None)], "miss", {}, []),
         ([Stay(move(2, 60), None)], "late", {}, []),
-        ([Stay(move(2, 60), None)], "promoted", {}, []),
+        ([Stay(move(2, 60), None), Stay(move(5, 70), None)], "late", {}, [NOT_KEPT]),
+        # A prefetch that has not started has no stay: what came before is another one.
+        ([Stay(move(2, 60), None)], "promoted", {}, [NOT_KEPT]),
         ([START], "miss", {}, []),
         # Left out or sent elsewhere by a selector.
         ([], "reroute", {}, []),
