@@ -12,6 +12,7 @@ import yaml
 from capture.importers.formats import FORMATS
 from helpers.architectures import ARCHITECTURES
 from sim.machine.config_windows import LISTED
+from sim.machine.validated import Validated
 from sim.values.places import ROOT
 from unit.real.store.test_swapping import REFUSED
 from unit.sim.machine.test_made_by_transformers import FAMILIES
@@ -34,6 +35,24 @@ def test_the_page_of_runs_names_every_system() -> None:
     told = set(re.findall(r"`(\w+)`", page("run.md").split("## Systems")[1]))
     told |= {f"{name}_code" for name in ("mixtral_offloading", "moe_infinity")}
     assert {path.stem for path in (ROOT / "conf" / "system").glob("*.yaml")} - told == set()
+
+
+def test_what_pages_print_of_a_machines_errors_is_what_its_file_says() -> None:
+    """Some of these examples take hours, so no test runs them."""
+    told = [
+        line
+        for name in sorted(DOCS.rglob("*.md"))
+        for line in re.findall(
+            r"\w+: tokens/s are within [^\n;\]]*?on this machine[^\n;,\]]*", page(name)
+        )
+    ]
+    assert told
+    for line in told:
+        machine, _, errors = line.partition(": ")
+        file = ROOT / "conf" / "hardware" / f"{machine}.yaml"
+        figures = yaml.safe_load(file.read_text(encoding="utf-8"))["validated"]
+        figures.pop("_target_")
+        assert errors == str(Validated(**figures)), line
 
 
 def test_the_page_of_traces_names_every_format() -> None:
