@@ -11,6 +11,7 @@ import yaml
 
 from capture.importers.formats import FORMATS
 from helpers.architectures import ARCHITECTURES
+from sim import run
 from sim.machine.config_windows import LISTED
 from sim.machine.validated import Validated
 from sim.values.places import ROOT
@@ -53,6 +54,16 @@ def test_what_pages_print_of_a_machines_errors_is_what_its_file_says() -> None:
         figures = yaml.safe_load(file.read_text(encoding="utf-8"))["validated"]
         figures.pop("_target_")
         assert errors == str(Validated(**figures)), line
+
+
+# Contracts: C104
+def test_the_contract_names_every_column_of_a_run_that_drafts() -> None:
+    words = "trace.max_sequences=1", "workload.decode_tokens=3", "workload.draft_tokens=1"
+    ran = run("lru", *words)
+    lines = re.findall(r"^\| (\w+) \| .*? \| (.*) \|$", page("contracts/outputs.md"), re.MULTILINE)
+    told = {name: set(re.findall(r"\w+", columns)) for name, columns in lines}
+    for name in ("sequences", "tokens", "lookups", "transfers", "decisions"):
+        assert set(getattr(ran, name).columns) - told[name] == set(), name
 
 
 def test_the_page_of_traces_names_every_format() -> None:
