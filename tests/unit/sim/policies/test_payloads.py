@@ -320,7 +320,7 @@ def test_shares_that_make_no_sense_are_refused(arguments: tuple[Any, ...], messa
 def test_a_sparsity_that_is_not_recorded_is_refused_with_those_that_are() -> None:
     message = (
         r"sparsities \[0\.5, 0\.8, 0\.9\], not at payload\.sparsity=0\.7; choose one of these, or"
-        r" payload\.shares="
+        r" payload=active_share_nominal"
     )
     with pytest.raises(ValueError, match=message):
         active(0.7)
