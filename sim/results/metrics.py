@@ -288,9 +288,9 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     c = frames.controller
     found, last = c.prefetch_counts, frames.link_names[: c.route.ends]
     counts = {outcome.name.lower(): found[outcome] for outcome in PrefetchOutcome}
-    to_device = frames.transfers.filter(pl.col("link").is_in(list(last)))
-    wasted = to_device.filter(
-        pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"])
+    wasted = frames.transfers.filter(
+        pl.col("link").is_in(list(last)),
+        pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]),
     )
     return {
         "queued": c.num_prefetches_queued,

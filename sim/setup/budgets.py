@@ -80,7 +80,7 @@ def fitting_budget(
             next_share = steps[above] / SHARES
             told = (
                 f"less than {100 * next_share:g} % of the expert bytes are too few: {told}, and so"
-                f" many are too many: {_what(refusal(next_share))}"
+                f" many are refused: {_what(refusal(next_share))}"
             )
         raise ValueError(
             f"budget=fit: nothing fits: {told}; {LESS}, cache.scope or loader.staging_slots"

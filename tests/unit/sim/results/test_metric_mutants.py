@@ -33,10 +33,10 @@ DEFECTS = {
         "sim.results.hits", "is_in(FOUND_RESIDENT)", 'is_in(["hit"])', ""
     ),
     "a hit ratio over everything": Defect(
-        "sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("skips") != ""', ""
+        "sim.results.hits", 'lookups["skips"] != ALWAYS', 'lookups["skips"] != ""', ""
     ),
     "a hit ratio without what is left out for being absent": Defect(
-        "sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("outcome") != "skip"', ""
+        "sim.results.hits", 'lookups["skips"] != ALWAYS', 'lookups["outcome"] != "skip"', ""
     ),
     "a precision's needs with those that are served as they are there": Defect(
         "sim.results.hits",

@@ -51,7 +51,7 @@ def test_where_the_memory_has_room_for_less_than_one_token_needs_both_are_told()
         prepared([*words, "cache.scope=site", "trace.max_sequences=1"])
     told = str(found.value)
     assert "less than 25 % of the expert bytes are too few: pool 31 holds 352321536 B" in told
-    assert "so many are too many: the device holds 24 GiB, but the run needs 24.51 GiB" in told
+    assert "so many are refused: the device holds 24 GiB, but the run needs 24.51 GiB" in told
     assert "but one token may need 2 experts" in told
     assert "say budget=fit" not in told
 
