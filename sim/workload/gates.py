@@ -84,8 +84,8 @@ class RoutedChoice:
 
     def variants(self, rule: ScoreRule) -> list[int]:
         gate, j = self._gate, self._j
-        by_site = gate.ahead_by_rule[j] if gate.rule is rule else None
-        return (by_site or gate.vary(rule, j))[self.site - j]
+        by_site = gate.variants_ahead[j] if gate.rule is rule else None
+        return (by_site or gate.name_variants(rule, j))[self.site - j]
 
     @property
     def experts(self) -> IntArray:
@@ -104,7 +104,6 @@ class StepGate:
 
     __slots__ = (
         "_ahead",
-        "_by_distance",
         "_choices",
         "_forecast_scores",
         "_forecast_unions",
@@ -118,7 +117,6 @@ class StepGate:
         "_step",
         "_tokens",
         "_union",
-        "ahead_by_rule",
         "keys",
         "keys_ahead",
         "rule",
@@ -127,6 +125,7 @@ class StepGate:
         "tick",
         "token",
         "units",
+        "variants_ahead",
         "workload",
     )
 
@@ -134,18 +133,18 @@ class StepGate:
         self.workload = workload
         self._choices = workload.choices
         self.units = self._choices.units
-        self._by_distance = [
+        by_distance = [
             [RoutedChoice(self, site + j, j) for site in range(self._choices.sites)]
             for j in range(1, self._choices.depth + 1)
         ]
         self._routes = [
-            [choices[site] for choices in self._by_distance[:reach]]
+            [choices[site] for choices in by_distance[:reach]]
             for site, reach in enumerate(self._choices.reach)
         ]
         self.tick = -1
         self.site = 0
         self.keys: list[int] = []
-        self.ahead_by_rule: list[list[list[int]] | None] = []
+        self.variants_ahead: list[list[list[int]] | None] = []
         """The variants that ``rule`` names of the step's forecasts: by distance, from 1 on, then by the
         site that forecasts. None: not asked yet."""
 
@@ -207,7 +206,7 @@ class StepGate:
     def _begin_rule(self, rule: ScoreRule) -> None:
         if self.rule is not rule:
             self.rule, self._graded = rule, None
-            self.ahead_by_rule = [None] * (self._choices.depth + 1)
+            self.variants_ahead = [None] * (self._choices.depth + 1)
 
     def _grade(self, rule: ScoreRule) -> list[Graded]:
         """What a rule says of the step's choices, by site."""
@@ -217,8 +216,8 @@ class StepGate:
             return list(zip(numbers[row].tolist(), variants[row].tolist(), strict=True))
         return self._full_union().graded(rule, self._choices.plane)
 
-    def vary(self, rule: ScoreRule, j: int) -> list[list[int]]:
-        """Fill ``ahead_by_rule`` for the step's forecasts ``j`` sites ahead."""
+    def name_variants(self, rule: ScoreRule, j: int) -> list[list[int]]:
+        """Fill ``variants_ahead`` for the step's forecasts ``j`` sites ahead."""
         self._begin_rule(rule)
         row = self._row
         found: list[list[int]]
@@ -227,7 +226,7 @@ class StepGate:
         else:
             graded = self.forecast_of(j).graded(rule, self._choices.plane)
             found = [variants for _, variants in graded]
-        self.ahead_by_rule[j] = found
+        self.variants_ahead[j] = found
         return found
 
     def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
