@@ -91,14 +91,14 @@ def test_the_largest_share_that_fits_is_taken(
         (
             0.5,
             0.25,
-            "less than 50 % of the expert bytes are too few: pool 0 holds 1 B, and so many are too"
-            f" many: the device holds 1 GiB, not 0.5; {LESS}, cache.scope or loader.staging_slots",
+            "less than 50 % of the expert bytes are too few: pool 0 holds 1 B, and so many are"
+            f" refused: the device holds 1 GiB, not 0.5; {LESS}, cache.scope or loader.staging_slots",
         ),
         (
             0.0003,
             0.0001,
             "less than 0.03 % of the expert bytes are too few: pool 0 holds 1 B, and so many are"
-            f" too many: the device holds 1 GiB, not 0.0003; {LESS}, cache.scope or loader.staging_slots",
+            f" refused: the device holds 1 GiB, not 0.0003; {LESS}, cache.scope or loader.staging_slots",
         ),
         (2, 3, f"pool 0 holds 1 B; {LESS}, cache.scope or loader.staging_slots"),
     ],
