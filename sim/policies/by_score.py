@@ -30,10 +30,11 @@ class ByScore(PrecisionSelector):
     """``_grade`` as one object: gates keep what a rule has said by the rule."""
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
+        rule: ScoreRule | None = self.rule  # a class from elsewhere may take it away
         graded = getattr(choice, "graded", None)
         wanted: list[int] = (
-            graded(self.rule)[0]
-            if graded is not None
+            graded(rule)[0]
+            if graded is not None and rule is not None
             else self._grade(np.array(choice.scores, np.float64)).tolist()
         )
         if ASK in wanted:

@@ -184,7 +184,7 @@ _SAID: Mapping[str, Callable[[_Answers, Any, Model], None]] = {
 
 # ---- what policies answer
 
-Questions = dict[str, Callable[..., Any]]
+Questions = dict[str, Callable[..., Any] | property]
 
 
 def _of_predictor(at: _Answers, own: Any, geometry: Geometry) -> Questions:
@@ -246,7 +246,10 @@ def _of_selector(at: _Answers, own: Any, geometry: Geometry) -> Questions:
             at.refuse("permitted", found, must)
         return tuple(at.wholes("permitted", found, len(found), REROUTE, count - 1, must))
 
-    return {"select": select, "permitted": permitted}
+    def rule(self: Any) -> None:
+        """Nothing is decided for many gates at once, so that ``select`` is asked, and checked, at each."""
+
+    return {"select": select, "permitted": permitted, "rule": property(rule)}
 
 
 def _of_placement(at: _Answers, own: Any, geometry: Geometry) -> Questions:

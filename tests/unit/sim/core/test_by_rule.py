@@ -72,6 +72,22 @@ def test_a_run_by_the_rule_is_the_run_of_a_selector_that_is_asked_at_every_gate(
     assert selector.asked["all"] > selector.asked["last line"] > 100
 
 
+class Own(ScoreThreshold):
+    """Wants all at low precision, unlike the rule of its base."""
+
+    def select(self, choice: Choice, resident: Resident) -> list[int]:
+        return [1] * len(choice.needs)
+
+    def permitted(self, score: float) -> tuple[int, ...]:
+        return (1,)
+
+
+def test_a_selector_from_elsewhere_is_asked_at_every_gate_whatever_rule_it_inherits() -> None:
+    run = made(f"precision._target_={__name__}.Own")
+    simulate(run.controller, run.workload, run.durations)
+    assert set(run.controller.lookup_wanted) == {1}
+
+
 def test_a_rule_that_says_ask_needs_somebody_to_ask() -> None:
     class Silent(PrecisionSelector):
         precisions = ("fp16",)
