@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from sim.policies.pools import Pooled
 from sim.values.types import Cause, Geometry, PoolPlan
 
-INFINITE = math.inf
 Floats = NDArray[np.float64]
 Within = slice | NDArray[np.intp]
 """The keys of a pool: a slice if they are consecutive (a view for numpy), else indices."""
@@ -32,17 +31,16 @@ class Scored(Pooled):
         self._keys = [np.flatnonzero(pool_of == pool) for pool in range(len(plan.capacity_bytes))]
         self._within = [as_slice(keys) for keys in self._keys]
         self._names: list[list[int]] = [keys.tolist() for keys in self._keys]
-        self._breaks_ties = type(self)._tie is not Scored._tie
         return super().adopt(geometry, plan)
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         keys, within = self._names[pool], self._within[pool]
-        score, tie = self._scores_of(pool), self._tie(within) if self._breaks_ties else None
+        score, tie = self._scores_of(pool), self._tie(within)
         is_masked = False
         while True:
             best = int(score.argmin())
             least = score.item(best)
-            if least == INFINITE:
+            if least == math.inf:
                 return
             if tie is not None:
                 tied = np.flatnonzero(score == least)
