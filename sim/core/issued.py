@@ -32,10 +32,12 @@ class Issued(list[Transfer]):
     that was there, which is slow: readers of many take a ``column``, and ``objects``.
     """
 
-    __slots__ = ("_columns", "_numbers", "_open", "_row_of", "_seen")
+    __slots__ = ("_columns", "_is_plain", "_numbers", "_open", "_row_of", "_seen")
 
-    def __init__(self, transfers: Iterable[Transfer] = ()) -> None:
+    def __init__(self, transfers: Iterable[Transfer] = (), moves_simply: bool = False) -> None:
+        """``moves_simply``: their moves are simple (`sim.core.simple`)."""
         super().__init__(transfers)
+        self._is_plain = is_plain_of_simple if moves_simply else is_plain
         self._numbers = array(COUNT32)
         self._columns = {name: array(width) for name, width in PACKED.items()}
         self._open: list[int] = []  # demands that were on their way when they were last looked at
@@ -46,8 +48,8 @@ class Issued(list[Transfer]):
         """Keep as columns what has landed since the last call."""
         self._row_of.clear()
         numbers = [*self._open, *range(self._seen, len(self))]
-        self._open, self._seen = [], len(self)
-        landed, transfers = [], []
+        self._open, self._seen, is_plain = [], len(self), self._is_plain
+        landed, transfers = list[int](), list[Transfer]()
         for number, transfer in zip(numbers, map(super().__getitem__, numbers), strict=True):
             if not transfer.over:
                 if not transfer.prefetch:  # a prefetch is never packed
@@ -55,9 +57,12 @@ class Issued(list[Transfer]):
             elif is_plain(transfer):
                 landed.append(number)
                 transfers.append(transfer)
-        self._numbers.extend(array(COUNT32, landed))
-        for name, column in self._columns.items():
-            column.extend(array(column.typecode, list(map(_VALUE[name], transfers))))
+        self._numbers.fromlist(landed)
+        columns = self._columns
+        columns["key"].fromlist([transfer.key for transfer in transfers])
+        columns["call"].fromlist([transfer.call for transfer in transfers])
+        columns["moved_bytes"].fromlist([transfer.moved_bytes for transfer in transfers])
+        columns["victim"].fromlist([t.victims[0] if t.victims else -1 for t in transfers])
         nothing = cast(Transfer, None)
         for number in landed:
             self[number] = nothing
@@ -122,6 +127,11 @@ def is_plain(transfer: Transfer) -> bool:
         or len(transfer.victims) > 1
         or transfer.left_bytes != transfer.moved_bytes
     )
+
+
+def is_plain_of_simple(transfer: Transfer) -> bool:
+    """`is_plain` where moves are simple: the other questions have one answer then."""
+    return not (transfer.prefetch or len(transfer.victims) > 1 or transfer.write_back)
 
 
 def _victim(transfer: Transfer) -> int:

@@ -75,7 +75,7 @@ class Queues(Claims):
         super().__init__(geometry, cache, loader, payload, route, ram_cache)
         self.simple, self._moves_simply = simple, simple.moves
         self.dense_bytes = dense_bytes
-        self.issued = Issued()
+        self.issued = Issued(moves_simply=simple.moves)
         self._never_issued = [0] * len(PrefetchOutcome)
         self._prepare_queues()
         self._prepare_dense()

@@ -48,6 +48,7 @@ not.) So the policies hear the same calls in the same order.
 
 In what remains nothing that has started waits, so that no waiting transfer is urgent or holds a
 claim. A transfer that ends has arrived in its pool. Only the one link can have anything to issue.
+What is kept of a transfer that has landed (`sim.core.issued`) depends on fewer of its parts.
 
 ``ranked``: each gate queues all that it forecasts anew, in one order, and all who wait are those of the last
 gate. They wait as keys (`sim.core.ranked`).

@@ -18,12 +18,13 @@ from sim.values.types import Route
 from sim.values.units import NS_PER_S, as_written, gb_per_s, require_number, require_range, us
 
 if TYPE_CHECKING:
-    import polars as pl
+    import numpy as np
+    from numpy.typing import NDArray
 
     from sim.machine.hardware import Compute, Hardware
     from sim.machine.link import Link
 
-Bytes = TypeVar("Bytes", int, "pl.Expr")
+Bytes = TypeVar("Bytes", int, "NDArray[np.int64]")
 LAYERS, SLICES, COPIES, OWNERS = "layers", "slices", "copies", "owners"
 SPLITS = (LAYERS, SLICES, COPIES, OWNERS)
 OWN, SHARED = "own", "shared"

@@ -5,8 +5,9 @@ The metrics are defined in contract C108.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,8 +18,7 @@ from sim.results.frames import Frames
 from sim.values.units import seconds
 
 Floats = NDArray[np.float64]
-_DECODED: WeakKeyDictionary[object, tuple[Floats, Floats]] = WeakKeyDictionary()
-"""Results of `decode_time_and_tokens` by run: both summaries and comparisons ask for them."""
+T = TypeVar("T")
 
 
 class Tables(Protocol):
@@ -28,6 +28,23 @@ class Tables(Protocol):
     def tokens(self) -> pl.DataFrame: ...
     @property
     def sequences(self) -> pl.DataFrame: ...
+
+
+def _once_a_run(compute: Callable[[Tables], T]) -> Callable[[Tables], T]:
+    """The same function. Of a run's own tables it keeps what it found, for several parts of a
+    summary ask for that, and so do comparisons.
+    """
+    kept: WeakKeyDictionary[Frames, T] = WeakKeyDictionary()
+
+    @wraps(compute)
+    def found(frames: Tables) -> T:
+        if not isinstance(frames, Frames):
+            return compute(frames)
+        if frames not in kept:
+            kept[frames] = compute(frames)
+        return kept[frames]
+
+    return found
 
 
 def request_times(frames: Frames) -> dict[str, Any]:
@@ -57,6 +74,7 @@ def request_times(frames: Frames) -> dict[str, Any]:
     }
 
 
+@_once_a_run
 def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
     """The rows of ``frames.tokens`` that are a sequence's second token or a later one.
 
@@ -97,19 +115,15 @@ def with_drafting(tokens: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+@_once_a_run
 def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
     """The decode time of each sequence, in ns, and the number of its tokens after the first; those
     of a batch stand at its first sequence (`by_batch`).
 
     Decode time is the time of the steps that gave such tokens.
     """
-    if isinstance(frames, Frames) and frames in _DECODED:
-        return _DECODED[frames]
     after = tokens_after_the_first(frames)
-    found = _shared_time(frames, after), by_batch(frames, tokens_by_sequence(frames, after))
-    if isinstance(frames, Frames):
-        _DECODED[frames] = found
-    return found
+    return _shared_time(frames, after), by_batch(frames, tokens_by_sequence(frames, after))
 
 
 def prefill_time(frames: Tables) -> Floats:
@@ -125,9 +139,8 @@ def whole_time(frames: Tables) -> Floats:
 
 
 def _shared_time(frames: Tables, rows: pl.DataFrame) -> Floats:
-    share = rows.select("sequence", (pl.col("end_ns") - pl.col("start_ns")) / pl.len().over("step"))
-    found = share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum())
-    return by_batch(frames, _by_sequence(frames, found, "end_ns"))
+    share = rows.select(ns=(pl.col("end_ns") - pl.col("start_ns")) / pl.len().over("step"))["ns"]
+    return by_batch(frames, sum_by_sequence(frames, rows["sequence"], share))
 
 
 def by_batch(frames: Tables, values: Floats) -> Floats:
@@ -137,40 +150,56 @@ def by_batch(frames: Tables, values: Floats) -> Floats:
     What shares steps takes its time together, and is one observation. With a part of it for each
     sequence, intervals would be of what does not vary. They leave out what adds nothing.
     """
-    tokens = frames.tokens.select("step", "sequence")
-    # The rows of a step stand together.
-    is_shared = (np.diff(tokens["step"]) == 0) & (np.diff(tokens["sequence"]) != 0)
-    if not is_shared.any():
+    batches = _batches(frames)
+    if batches is None:
         return values
-    # Late: most runs have no batch.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    numbers = frames.sequences.select("sequence").with_row_index("row")
-    pairs = tokens.unique().join(numbers, on="sequence").with_columns(pl.col("step").rank("dense"))
-    steps, rows = pairs["step"].to_numpy().astype(np.int64) - 1, pairs["row"].to_numpy()
-    # A graph of sequences and steps, each joined with those that it took part in.
-    size = len(values) + int(steps.max()) + 1
-    joined = coo_array((np.ones(len(rows)), (rows, len(values) + steps)), shape=(size, size))
-    batches = connected_components(joined, directed=False)[1][: len(values)]
-    _, firsts, batch_of = np.unique(batches, return_index=True, return_inverse=True)
+    firsts, batch_of = batches
     found = np.zeros(len(values))
     found[firsts] = np.bincount(batch_of, weights=values)
     return found
 
 
+@_once_a_run
+def _batches(frames: Tables) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """The first sequence of each batch, and the batch of each sequence; None where no two shared a
+    step.
+    """
+    tokens = frames.tokens.select("step", "sequence")
+    # The rows of a step stand together.
+    is_shared = (np.diff(tokens["step"]) == 0) & (np.diff(tokens["sequence"]) != 0)
+    if not is_shared.any():
+        return None
+    # Late: most runs have no batch.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    pairs = tokens.unique().with_columns(pl.col("step").rank("dense"))
+    steps = pairs["step"].to_numpy().astype(np.int64) - 1
+    rows, count = _places(frames, pairs["sequence"]), len(frames.sequences)
+    # A graph of sequences and steps, each joined with those that it took part in.
+    size = count + int(steps.max()) + 1
+    joined = coo_array((np.ones(len(rows)), (rows, count + steps)), shape=(size, size))
+    found = connected_components(joined, directed=False)[1][:count]
+    _, firsts, batch_of = np.unique(found, return_index=True, return_inverse=True)
+    return firsts, batch_of
+
+
 def tokens_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
     """How many tokens ``rows`` have of each sequence."""
-    counts = rows.group_by("sequence").agg(pl.col("new_tokens").sum())
-    return _by_sequence(frames, counts, "new_tokens")
+    return sum_by_sequence(frames, rows["sequence"], rows["new_tokens"])
 
 
-def _by_sequence(frames: Tables, found: pl.DataFrame, column: str) -> Floats:
-    """A ``column`` of ``found`` in the order of ``frames.sequences``; 0 for absent sequences."""
-    joined = frames.sequences.select("sequence").join(
-        found, on="sequence", how="left", maintain_order="left"
-    )
-    return joined[column].fill_null(0).to_numpy().astype(np.float64)
+def sum_by_sequence(frames: Tables, sequence: pl.Series, values: pl.Series) -> Floats:
+    """The sum of the ``values`` that belong to each sequence, in the order of ``frames.sequences``."""
+    places, count = _places(frames, sequence), len(frames.sequences)
+    return np.bincount(places, values.to_numpy(), count).astype(np.float64)
+
+
+def _places(frames: Tables, sequence: pl.Series) -> NDArray[np.int64]:
+    """Where each of these sequences, by number, stands in ``frames.sequences``."""
+    numbers = frames.sequences["sequence"].to_numpy()
+    order = np.argsort(numbers)
+    return order[np.searchsorted(numbers, sequence.to_numpy(), sorter=order)]
 
 
 def _time_of_steps(rows: pl.DataFrame) -> int:

@@ -23,7 +23,13 @@ from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
 from sim.results.intervals import ratio_intervals, share_interval
 from sim.results.labels import labels_of
-from sim.results.latency import Floats, by_batch, prefill_time, request_times
+from sim.results.latency import (
+    Floats,
+    by_batch,
+    prefill_time,
+    request_times,
+    sum_by_sequence,
+)
 from sim.results.pipelined import pipelined_section
 from sim.results.prefixes import prefixes_section, tiers_told
 from sim.results.run import Run
@@ -63,7 +69,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
             f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns"
         )
     decode = frames.needs.filter(pl.col("phase") == "decode")
-    prefill = frames.needs.filter(pl.col("phase") == "prefill")
+    prefill = frames.needs.select("skips", "outcome").filter(frames.needs["phase"] == "prefill")
     geometry, prefetch = run.controller.geometry, _prefetch(frames)
     lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.needs), strict=True))
     return {
@@ -286,17 +292,13 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     These are the bytes that prefetches which no lookup found moved over the link to the device.
     """
     c = frames.controller
-    found, last = c.prefetch_counts, frames.link_names[: c.route.ends]
+    found = c.prefetch_counts
     counts = {outcome.name.lower(): found[outcome] for outcome in PrefetchOutcome}
-    wasted = frames.transfers.filter(
-        pl.col("link").is_in(list(last)),
-        pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]),
-    )
     return {
         "queued": c.num_prefetches_queued,
         "started": int(c.issued.column("prefetch").sum()),
         **counts,
-        "wasted_bytes": int(wasted["moved_bytes"].sum()),
+        "wasted_bytes": frames.traffic.wasted_bytes(),
     }
 
 
@@ -380,20 +382,12 @@ def _hits_by_sequence(frames: Frames, decode: pl.DataFrame) -> tuple[Floats, Flo
 
     Lookups of a step are shared equally among its sequences.
     """
-    counted = asked(decode).group_by("step")
-    per_step = counted.agg(asked=pl.len(), found=is_found().sum())
+    per_step = asked(decode).group_by("step").agg(asked=pl.len(), found=is_found().sum())
     shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(
-        per_step, on="step"
+        per_step, on="step", maintain_order="left"
     )
-    totals = shared.group_by("sequence").agg(
-        asked=(pl.col("asked") * pl.col("share")).sum(),
-        found=(pl.col("found") * pl.col("share")).sum(),
+    counted, found = (
+        sum_by_sequence(frames, shared["sequence"], shared[name] * shared["share"])
+        for name in ("asked", "found")
     )
-    joined = (
-        frames.sequences.select("sequence")
-        .join(totals, on="sequence", how="left", maintain_order="left")
-        .fill_null(0)
-    )
-    return joined["asked"].to_numpy().astype(np.float64), joined["found"].to_numpy().astype(
-        np.float64
-    )
+    return counted, found

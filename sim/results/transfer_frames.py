@@ -26,6 +26,8 @@ TRAFFIC = (*CLASSES, "write_back", "activation")
 
 No driver moves activations over a link that it models, so these are 0.
 """
+WASTED = (PrefetchOutcome.EVICTED_UNUSED, PrefetchOutcome.UNUSED_AT_END, PrefetchOutcome.DROPPED)
+"""The ends of prefetches that no lookup found."""
 OUTCOMES = [*(outcome.name.lower() for outcome in PrefetchOutcome), "loaded"]
 
 
@@ -101,6 +103,30 @@ class Traffic:
         return columns[0][order], columns[1][order], columns[2][order], columns[3][order]
 
     @cached_property
+    def _kinds(self) -> Ints:
+        """The place in `CLASSES` of each transfer."""
+        issued = self.controller.issued
+        kinds: Ints = np.where(issued.column("dense") > 0, 2, issued.column("prefetch"))
+        return kinds
+
+    @cached_property
+    def _served(self) -> Ints:
+        """The row in `_hops` of the hop that each service was of."""
+        number, link, _, _ = self._hops
+        links, services = len(self.link_names), self.services
+        row_of = np.zeros(len(self.controller.issued) * links, np.int64)
+        row_of[number * links + link] = np.arange(len(number))
+        served: Ints = row_of[services.number * links + services.link]
+        return served
+
+    @cached_property
+    def _moved(self) -> Ints:
+        """The bytes that each hop has moved."""
+        moved = np.zeros(len(self._hops[0]), np.int64)
+        np.add.at(moved, self._served, self.services.moved_bytes)
+        return moved
+
+    @cached_property
     def table(self) -> pl.DataFrame:
         """One row for each hop of an issued transfer.
 
@@ -108,22 +134,11 @@ class Traffic:
         """
         issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
         number, link, place, call = self._hops
-        links = len(self.link_names)
-        row_of = np.zeros(len(issued) * links, np.int64)
-        row_of[number * links + link] = np.arange(len(number))
-        served = row_of[services.number * links + services.link]
-        start, end, moved = (
-            np.full(len(number), makespan),
-            np.full(len(number), -1),
-            np.zeros(len(number), np.int64),
-        )
+        start, end = np.full(len(number), makespan), np.full(len(number), -1)
         # Services stand in the order in which they began, and of one place the last value counts.
-        start[served[::-1]] = services.start_ns[::-1]
-        np.maximum.at(end, served, services.end_ns)
-        np.add.at(moved, served, services.moved_bytes)
-        is_dense = issued.column("dense") > 0
-        kind = np.where(is_dense, 2, issued.column("prefetch"))[number]
-        outcome = issued.column("outcome")[number]
+        start[self._served[::-1]] = services.start_ns[::-1]
+        np.maximum.at(end, self._served, services.end_ns)
+        kind, outcome = self._kinds[number], issued.column("outcome")[number]
         victim = pl.Series(issued.column("victim")[number]).replace(-1, None)
         return pl.DataFrame(
             {
@@ -132,7 +147,7 @@ class Traffic:
                 "hop": place,
                 "key": issued.column("key")[number],
                 "class": labels(kind, list(CLASSES)),
-                "moved_bytes": moved,
+                "moved_bytes": self._moved,
                 "queued_ns": self.record.array("call_ns")[call - 1],
                 "start_ns": start,
                 "end_ns": np.where(end < 0, makespan, end),
@@ -184,15 +199,24 @@ class Traffic:
 
     def bytes_by_link(self, devices: Devices | None = None) -> dict[str, dict[str, int]]:
         """The bytes that each link of a name moved by kind (`TRAFFIC`); only link 0 writes back."""
-        moved_bytes = pl.col("moved_bytes")
-        each = moved_bytes if devices is None else devices.over_link(moved_bytes)
-        sums = self.table.group_by("link", "class").agg(each.sum())
-        moved = {(link, kind): count for link, kind, count in sums.iter_rows()}
+        number, link, _, _ = self._hops
+        moved = self._moved if devices is None else devices.over_link(self._moved)
+        kind, kinds = self._kinds[number], range(len(CLASSES))
         found = {
-            name: {kind: moved.get((name, kind), 0) for kind in TRAFFIC} for name in self.link_names
+            name: {
+                **{CLASSES[k]: int(moved[(link == at) & (kind == k)].sum()) for k in kinds},
+                **dict.fromkeys(TRAFFIC[len(CLASSES) :], 0),
+            }
+            for at, name in enumerate(self.link_names)
         }
         found[self.link_names[0]]["write_back"] = int(self.services.written_bytes.sum())
         return found
+
+    def wasted_bytes(self) -> int:
+        """What prefetches that no lookup found moved over the links to the devices."""
+        is_wasted = (self._kinds == 1) & np.isin(self.controller.issued.column("outcome"), WASTED)
+        number, link, _, _ = self._hops
+        return int(self._moved[is_wasted[number] & (link < self.controller.route.ends)].sum())
 
     def busy_ns(self) -> dict[str, int]:
         """How long each link served anything, in ns, by name."""

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 INT8, INT32, COUNT32, INT64 = "b", "i", "I", "q"
 """The widths of a column's entries. COUNT32 goes from 0 to 4.3 billion."""
+_COUNT64 = "L" if array("L").itemsize == 8 else "Q"
+"""Unsigned types read a list three times as fast as signed ones do."""
 
 
 Column = MutableSequence[int]
@@ -49,7 +51,7 @@ class Packing:
             if len(names) == 1 and self._kept[names[0]].itemsize < 8:
                 self._kept[names[0]].frombytes(_packed(gathered, self._kept[names[0]].typecode))
             else:
-                rows = np.array(gathered, np.int64)
+                rows = _numbers(gathered)
                 for nth, name in enumerate(names):
                     kept = self._kept[name]
                     kept.frombytes(_narrowed(rows[nth :: len(names)], kept.typecode).tobytes())
@@ -59,6 +61,15 @@ class Packing:
         """All that was gathered, by name. The lists are empty then."""
         self.pack()
         return self._kept
+
+
+def _numbers(gathered: list[int]) -> NDArray[np.int64]:
+    counts = array(_COUNT64)
+    try:
+        counts.fromlist(gathered)
+    except OverflowError:  # one is negative
+        return np.array(gathered, np.int64)
+    return np.frombuffer(counts, np.int64)
 
 
 def _packed(numbers: Sequence[int], width: str) -> bytes:

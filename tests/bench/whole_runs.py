@@ -3,10 +3,11 @@
     python tests/bench/whole_runs.py [--repeats N] [SYSTEM ..] [WORD=VALUE ..]
 
 It asserts nothing. Numbers are CPU times of this process, the best of the repeats, because other
-work on the machine only adds to them. Systems take turns with the first one named, and the last
-column is a gate's time over the first one's. MB/M are by how much a process of its own grew while
-it simulated, for each million token-layers. Peak is the most that a process of its own held, in GB
-for each million, from reading the trace to having written all outputs.
+work on the machine only adds to them. All that is compared takes turns: a machine that is slow for
+a while is slow for everybody. The last column is a gate's time over that of the system named first.
+MB/M are by how much a process of its own grew while it simulated, for each million token-layers.
+Peak is the most that a process of its own held, in GB for each million, from reading the trace to
+having written all outputs.
 
 ``summary`` and ``all`` are CPU times over that of the simulation, itself included.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import re
 import resource
 import tempfile
 import time
@@ -80,7 +82,9 @@ def peak_gb(system: str, words: Sequence[str]) -> float:
     executed_s(system, words, True)
     config, name = configure(f"system={system}", *words)
     gates = build(config, name).workload.num_gates
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e3 / gates
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (most,) = re.findall(r"VmHWM:\s*(\d+) kB", status)  # ru_maxrss begins with the parent's
+    return int(most) * 1024 / 1e3 / gates
 
 
 def resident_bytes() -> int:
@@ -96,26 +100,26 @@ def main() -> None:
     arguments = parser.parse_args()
     words = [word for word in arguments.words if "=" in word]
     systems = [word for word in arguments.words if "=" not in word] or list(SYSTEMS)
-    best: dict[str, float] = {}
     gates: dict[str, int] = {}
+    took_s: dict[str, list[list[float]]] = {system: [] for system in systems}
     for _ in range(arguments.repeats):
         for system in systems:
-            took_s, gates[system] = simulated_s(system, words)
-            best[system] = min(took_s, best.get(system, took_s))
+            simulating_s, gates[system] = simulated_s(system, words)
+            whole_s = (executed_s(system, words, everything) for everything in (False, True))
+            took_s[system].append([simulating_s, *whole_s])
+    best = {system: list(map(min, zip(*took_s[system], strict=True))) for system in systems}
     print(
         f"{'':24}{'gates':>9}{'TL/s':>10}{'MB/M':>7}{'summary':>9}{'all':>6}{'peak':>6}{'to first':>10}"
     )
-    first = best[systems[0]] / gates[systems[0]]
+    first = best[systems[0]][0] / gates[systems[0]]
     for system in systems:
-        summary, everything = (
-            min(executed_s(system, words, full) for _ in range(arguments.repeats)) / best[system]
-            for full in (False, True)
-        )
+        simulating_s, summary_s, all_s = best[system]
         print(
-            f"{system:24}{gates[system]:9}{gates[system] / best[system] / 1e3:9.1f}k"
-            f"{alone(grown_mb, system, words):7.0f}{summary:8.2f}x{everything:5.2f}x"
+            f"{system:24}{gates[system]:9}{gates[system] / simulating_s / 1e3:9.1f}k"
+            f"{alone(grown_mb, system, words):7.0f}{summary_s / simulating_s:8.2f}x"
+            f"{all_s / simulating_s:5.2f}x"
             f"{alone(peak_gb, system, words):6.2f}"
-            f"{best[system] / gates[system] / first:10.2f}",
+            f"{simulating_s / gates[system] / first:10.2f}",
             flush=True,
         )
 

@@ -75,6 +75,15 @@ def test_a_transfer_of_which_there_is_more_to_tell_stays_an_object(values: dict[
     assert issued[1] is one
 
 
+@pytest.mark.parametrize(
+    "values", [{"prefetch": True}, {"write_back": (4,)}, {"victims": (4, 5)}], ids=str
+)
+def test_where_moves_are_simple_fewer_questions_find_the_same(values: dict[str, Any]) -> None:
+    issued = Issued([started(0), started(1, **values), started(2)], moves_simply=True)
+    issued.pack()
+    assert kept(issued) == [1]
+
+
 @pytest.mark.pure
 def test_a_prefetch_is_looked_at_once_however_often_others_are_packed() -> None:
     """It is never packed. A long run starts millions, and packs thousands of times."""

@@ -8,12 +8,14 @@ from dataclasses import fields
 import pytest
 
 from sim.core.controller import PACKED
+from sim.core.issued import is_plain, is_plain_of_simple
 from sim.engine import engine
 from sim.engine.simulate import simulate
 from sim.results.frames import Frames
 from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.values.record import Record
+from sim.verbs.names import names
 
 
 @pytest.mark.alike
@@ -54,6 +56,17 @@ def test_a_packed_run_has_the_rows_of_one_that_is_not(
     ]
     for of, table in tables[0].items():
         assert table.equals(tables[1][of]), of
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("system", names("system"))
+def test_where_moves_are_simple_no_transfer_needs_more_questions(system: str) -> None:
+    config, name = configure(f"system={system}", "trace.max_sequences=1")
+    run = build(config, name)
+    simulate(run.controller, run.workload, run.durations)
+    if run.controller.simple.moves:
+        for transfer in run.controller.issued:
+            assert is_plain_of_simple(transfer) == is_plain(transfer), transfer.number
 
 
 @pytest.mark.parametrize("words", [("system=lru",), ("system=lru", "loader.chunk_bytes=65536")])

@@ -447,7 +447,7 @@ def functions_of(module: ModuleType) -> Iterator[FunctionType]:
         for one in of:
             found = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
             if isinstance(found, FunctionType) and found.__module__ == module.__name__:
-                yield found
+                yield inspect.unwrap(found)
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

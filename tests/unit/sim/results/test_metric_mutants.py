@@ -46,13 +46,25 @@ DEFECTS = {
     ),
     "promotions cost nothing": Defect("sim.results.hits", "is_in(MISSED)", 'is_in(["miss"])', ""),
     "wasted without dropped": Defect(
-        "sim.results.metrics",
-        '["evicted_unused", "unused_at_end", "dropped"]',
-        '["evicted_unused", "unused_at_end"]',
+        "sim.results.transfer_frames",
+        '.column("outcome"), WASTED)',
+        '.column("outcome"), WASTED[:2])',
         "",
     ),
     "wasted on every link": Defect(
-        "sim.results.metrics", "to_device.filter(", "frames.transfers.filter(", ""
+        "sim.results.transfer_frames",
+        " & (link < self.controller.route.ends)].sum()",
+        "].sum()",
+        "",
+    ),
+    "wasted by demands": Defect(
+        "sim.results.transfer_frames", "(self._kinds == 1) & np.isin", "np.isin", ""
+    ),
+    "a link's bytes by the other's": Defect(
+        "sim.results.transfer_frames",
+        "(link == at) & (kind == k)",
+        "(link != at) & (kind == k)",
+        "",
     ),
     "tpot's interval over every sequence": Defect(
         "sim.results.believed", "(tokens > 0).astype(np.float64)", "np.ones(len(tokens))", ""
@@ -65,8 +77,8 @@ DEFECTS = {
     ),
     "a batch's time in equal parts": Defect(
         "sim.results.latency",
-        'return by_batch(frames, _by_sequence(frames, found, "end_ns"))',
-        'return _by_sequence(frames, found, "end_ns")',
+        'return by_batch(frames, sum_by_sequence(frames, rows["sequence"], share))',
+        'return sum_by_sequence(frames, rows["sequence"], share)',
         "",
     ),
     "p95 is p50": Defect(

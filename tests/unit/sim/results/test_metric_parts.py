@@ -153,26 +153,13 @@ def test_unions_are_bytes_at_their_own_site_over_those_of_all_slots() -> None:
     assert _union_over_capacity(found) is None
 
 
-def test_prefetches_are_counted_by_outcome_and_waste_what_nobody_found() -> None:
-    """Of the links only the last two reach a device."""
-    rows = [
-        ("pcie", "used", 1),
-        ("pcie", "evicted_unused", 2),
-        ("fast", "unused_at_end", 4),
-        ("pcie", "dropped", 8),
-        ("pcie", "late", 16),
-        ("nvme", "dropped", 32),
-        ("pcie", None, 64),
-    ]
+def test_prefetches_are_counted_by_outcome() -> None:
     controller = like(
         prefetch_counts={outcome: 10 + outcome for outcome in PrefetchOutcome},
-        route=like(ends=2),
         num_prefetches_queued=9,
         issued=like(column=lambda name: np.array({"prefetch": [True, False, True]}[name])),
     )
-    names = ("pcie", "fast", "nvme")
-    transfers = pl.DataFrame(rows, ["link", "outcome", "moved_bytes"], orient="row")
-    found = like(controller=controller, link_names=names, transfers=transfers)
+    found = like(controller=controller, traffic=like(wasted_bytes=lambda: 14))
     assert _prefetch(found) == {
         "queued": 9,
         "started": 2,

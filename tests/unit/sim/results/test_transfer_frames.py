@@ -98,6 +98,27 @@ def test_bytes_are_summed_by_link_and_class() -> None:
     }
 
 
+def test_prefetches_waste_what_nobody_found_on_the_links_that_reach_devices() -> None:
+    """One for each outcome, apart by their bytes. What crosses the outer link only is not, nor is
+    what a demand or a dense block moves, whatever outcome stands in it.
+    """
+    inner = [
+        Sent(PREFETCH, ((0, 4),), (Service(5, 9, moved=1 << outcome),), outcome=int(outcome))
+        for outcome in PrefetchOutcome
+    ]
+    dropped = int(PrefetchOutcome.DROPPED)
+    outer = Sent(PREFETCH, ((1, 8),), (Service(8, 18, link=1, moved=1 << 20),), outcome=dropped)
+    others = [
+        Sent(kind, ((0, 8),), (Service(8, 18, moved=1 << 21),), outcome=dropped)
+        for kind in (DEMAND, DENSE)
+    ]
+    assert traffic(*inner, outer, *others).wasted_bytes() == (
+        (1 << PrefetchOutcome.EVICTED_UNUSED)
+        + (1 << PrefetchOutcome.UNUSED_AT_END)
+        + (1 << PrefetchOutcome.DROPPED)
+    )
+
+
 def test_what_is_written_back_counts_beside_what_is_brought() -> None:
     """Keys 1 and 3 have 5 and 11 B; cut at 21 of 16 + 20 + 32 = 68 ns: 21 / 68 of 3 and of 16 B."""
     whole = one(DEMAND, 0, 0, 68, write_back=(1, 3))
