@@ -280,20 +280,25 @@ def _climb_all(search: Search, has_turns: bool) -> None:
 
 def _room_mib(run: Run) -> int:
     """The most whole MiB of a cache with which no GPU of a run without one is too full, and no
-    more than hold all.
+    more than hold all; 0 where they hold no expert.
 
     The pools of the GPUs share them as their layers on the CPU take bytes (contract C145).
     """
     geometry, held = run.controller.geometry, set(run.controller.slots.initial)
-    needs = Counter[int]()
+    needs, slot = Counter[int](), dict[int, int]()
     for site in range(geometry.sites):
         key = geometry.key(0, site, 0)
         if key not in held:
-            stored = geometry.experts - geometry.null_experts
-            needs[geometry.on_device(key)] += stored * geometry.slot_bytes[key]
+            at, slot_bytes = geometry.on_device(key), geometry.slot_bytes[key]
+            needs[at] += (geometry.experts - geometry.null_experts) * slot_bytes
+            slot[at] = min(slot_bytes, slot.get(at, slot_bytes))
+    if not needs:
+        return 0
     left, all_bytes = left_bytes(run), needs.total()
     rooms = (left[at] * all_bytes // part // MIB for at, part in needs.items())
-    return min(*rooms, -(-all_bytes // MIB)) if needs else 0
+    room = min(*rooms, -(-all_bytes // MIB))
+    holds = any(room * MIB * part // all_bytes >= slot[at] for at, part in needs.items())
+    return room if holds else 0
 
 
 def _tried(flags: Flags, on_cpu: int, trial: Trial) -> Tried:

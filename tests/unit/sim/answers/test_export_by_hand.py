@@ -96,6 +96,12 @@ def trial_of(speed: float, interval: list[float] | None = None) -> Trial:
         # A part of a MiB more needs a whole one more.
         ((), 1, (1000, 1000), 71),
         ((0, 1, 2, 3, 4), 0, (9, 9), 0),
+        # Of 4 MiB each GPU has 2, which hold one expert; of 3 MiB neither has.
+        ((0,), 0, (2, 100), 4),
+        ((0,), 0, (1.9, 100), 0),
+        # GPU 1 has two thirds: of 2 MiB not an expert's, of 3 MiB just that.
+        ((0, 1), 0, (0.9, 100), 0),
+        ((0, 1), 0, (1.0, 100), 3),
         # GPU 1 alone: what the other leaves is of no use.
         ((0, 1, 4), 0, (1, 20), 20),
     ],
