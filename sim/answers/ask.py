@@ -197,6 +197,7 @@ def answer(
         str(error) if (error := error_of(run)) is not None else "",
         tuple(row for some in asked for row in behind_the_fastest(some, times)),
         "" if was_asked else run.model.stored,
+        machine.links[-1].name,
     )
     best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.named(kind))]
     if found.left_out:

@@ -100,6 +100,10 @@ class Need:
     told: str
 
 
+PCIE = "pcie"
+"""Behind this link of the machines in ``conf/hardware`` there is host memory; behind others a drive."""
+
+
 @dataclass(frozen=True)
 class Found:
     """The whole answer."""
@@ -121,6 +125,8 @@ class Found:
     """Those that change no precision, at each that was asked for; ``behind`` is there among them."""
     left_out: str = ""
     """The precision of the published model, where nobody was asked at it."""
+    home: str = PCIE
+    """The machine's outermost link: all experts lie behind it."""
 
     def of(self, kind: str) -> list[Row]:
         """The rows of a kind, fastest first."""

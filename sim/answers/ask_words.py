@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
-from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Found, Row, alike
+from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, PCIE, Found, Row, alike
 from sim.answers.ask_quality import UNKNOWN
 from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, told
@@ -121,7 +121,7 @@ def _sentences(found: Found) -> Iterator[str]:
     yield _fit(found)
     for kind in (LOSSLESS, LOSSY):
         if rows := found.named(kind):
-            yield _fastest(kind, rows)
+            yield _fastest(kind, rows, found.home)
         elif kind == LOSSLESS and found.left_out:
             yield (
                 f"No system was asked for the model as it is published: precisions= leaves"
@@ -130,7 +130,7 @@ def _sentences(found: Found) -> Iterator[str]:
         else:
             yield f"No {kind} system can run here."
     for precision, rows in found.best_at_asked().items():
-        yield _fastest(rows[0].kind, rows, f" of those asked at {precision}")
+        yield _fastest(rows[0].kind, rows, found.home, f" of those asked at {precision}")
     yield from _resident(found)
     yield from _target(found)
     if found.changes:
@@ -171,7 +171,7 @@ def _fit(found: Found) -> str:
     )
 
 
-def _fastest(kind: str, rows: Sequence[Row], where: str = "") -> str:
+def _fastest(kind: str, rows: Sequence[Row], home: str, where: str = "") -> str:
     """The fastest of a kind, or of a part of it, and those that the same sequences do not tell apart from it; too few
     sequences tell nobody apart.
     """
@@ -191,10 +191,11 @@ def _fastest(kind: str, rows: Sequence[Row], where: str = "") -> str:
     known = best.quality
     quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"
-    beyond = "" if best.share >= 1 else f" and {best.stored_gib:.3g} GiB of experts beyond the link"
+    lie = "in host memory, which is taken to have room" if home == PCIE else f"behind {home}"
+    others = "" if best.share >= 1 else f" and {best.stored_gib:.3g} GiB of experts {lie}"
     return (
         f"{who}: {best.tokens_per_s:.3g} tokens/s{between(best.interval)}{_with_machine(best)} with"
-        f" {best.share:.0%} of the expert bytes resident{beyond}, the first token after"
+        f" {best.share:.0%} of the expert bytes resident{others}, the first token after"
         f" {best.first_s:.3g} s{lost}."
     )
 

@@ -16,6 +16,8 @@ from sim.results.labels import Labels
 from sim.results.paired import Paired
 from sim.values.units import GIB
 
+LINKS = (SimpleNamespace(name="pcie"), SimpleNamespace(name="drive"))
+
 
 def row(system: str, speed: float = 4.0, kind: str = "lossless", **parts: Any) -> Row:
     words = (f"system={system}", "precision=fp16")
@@ -233,7 +235,7 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
             lambda one, run, bench, target, n=need: replace(n, value=one.tokens_per_s),
         )
     hardware = SimpleNamespace(
-        title="h", memory_gib=24.0, devices=None, all_memory_bytes=96 * GIB, preset="p"
+        title="h", memory_gib=24.0, devices=None, all_memory_bytes=96 * GIB, preset="p", links=LINKS
     )
     run: Any = SimpleNamespace(
         trace=SimpleNamespace(header=SimpleNamespace(model=SimpleNamespace(name="shape"))),
@@ -268,6 +270,7 @@ def test_an_answer_has_rows_fits_changes_of_the_fastest_and_needs_of_the_first(
         "p",
         "",
         at_asked,
+        home="drive",
     )
     assert not answer(run, "gates", ["fp16", "int2"], 5.0, bench, 12.5).needs, "it is met"
     hardware.devices, run.error = "some", 7.5
@@ -315,7 +318,7 @@ def test_a_precision_above_the_models_own_is_no_answer_where_nobody_asked_for_th
     )
     model: Any = SimpleNamespace(name="m", stored=stored)
     model.keeps = lambda name: name in ("fp32", "fp16", "bf16", stored)
-    hardware = SimpleNamespace(title="h", memory_gib=24.0, devices=None, preset="p")
+    hardware = SimpleNamespace(title="h", memory_gib=24.0, devices=None, preset="p", links=LINKS)
     header = SimpleNamespace(model=SimpleNamespace(name="shape"))
     run: Any = SimpleNamespace(trace=SimpleNamespace(header=header), hardware=hardware, model=model)
     bench: Any = SimpleNamespace(all=lambda _: (speeds, []))

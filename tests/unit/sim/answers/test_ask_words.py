@@ -143,8 +143,8 @@ def test_the_first_sentence_says_whether_it_fits(fits: tuple[Fit, ...], text: st
 
 NONE = ["No lossless system can run here.", "No lossy system can run here."]
 REST = (
-    "with 50% of the expert bytes resident and 84 GiB of experts beyond the link, the first token"
-    " after 1.25 s"
+    "with 50% of the expert bytes resident and 84 GiB of experts in host memory, which is taken to have"
+    " room, the first token after 1.25 s"
 )
 
 
@@ -164,6 +164,10 @@ def test_the_fastest_system_is_named_with_what_it_loses() -> None:
     ]
     known = told(found(replace(lossy, quality=QUALITY)))[1]
     assert known.endswith(f"quality: 1.25 [1, 1.5] millinats of KL a token, {MEASURED}.")
+
+
+def test_where_the_experts_lie_behind_a_drive_its_link_is_named() -> None:
+    assert "and 84 GiB of experts behind nvme, the first" in told(found(row("a"), home="nvme"))[0]
 
 
 @pytest.mark.parametrize(("count", "names"), [(2, "a at fp16, b at fp16"), (3, None), (5, None)])
@@ -186,7 +190,7 @@ def test_what_is_all_resident_is_told_at_each_precision_at_which_it_fits() -> No
     ]
     line = "Where nothing is offloaded: 9 tokens/s at int4."
     assert line in told(found(*resident))
-    assert "beyond the link" not in told(found(*resident))[0]
+    assert "GiB of experts" not in told(found(*resident))[0]
     assert line not in told(found(*resident[2:]))
 
 
