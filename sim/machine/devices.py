@@ -308,7 +308,8 @@ def check_devices(hardware: Hardware) -> None:
             told = value if isinstance(value, int | float | str) else "given"
             raise ValueError(
                 f"hardware.{name} ({told}) does not go with hardware.devices"
-                f" (split={devices.split}); leave it out, or set hardware.devices=null"
+                f" (split={devices.split}); choose a machine without it, or one device (no gpus=,"
+                " hardware.devices=null)"
             )
     for _ in each_alone(hardware):
         pass  # each is a machine, and refuses what no machine may have

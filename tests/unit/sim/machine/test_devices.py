@@ -276,8 +276,8 @@ def test_what_does_not_go_with_several_devices_is_told_with_its_value() -> None:
         ((reads,), "slices", "links.pcie.reads (given)"),
     ):
         text = (
-            f"hardware.{told} does not go with hardware.devices (split={split}); leave it out, or"
-            " set hardware.devices=null"
+            f"hardware.{told} does not go with hardware.devices (split={split}); choose a"
+            " machine without it, or one device (no gpus=, hardware.devices=null)"
         )
         with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
             machine(links=links, devices=devices(split=split))
