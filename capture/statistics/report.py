@@ -29,7 +29,8 @@ from capture.statistics.reuse import (
     unions,
 )
 from capture.statistics.sample import Sample, Unavailable, take
-from sim.traces.trace import Trace
+from sim.fitting.fits import LEFT_OUT
+from sim.traces.trace import Header, Trace
 
 Compute = Callable[[Sample], pl.DataFrame]
 
@@ -54,6 +55,17 @@ def computations(seed: int) -> dict[str, tuple[str | None, Compute]]:
 
 
 STATISTICS = tuple(computations(0))
+READS: Mapping[str, Collection[str]] = {
+    "reuse_by_lag": ("rows", "sequences"),
+    "reuse_distance": ("rows", "sequences"),
+    "unions": ("rows", "sequences"),
+    "prior_coverage": ("rows", "order"),
+    "paths": ("rows", "order"),
+    "least_popular": ("sequences",),
+    "weight_norms": ("rows", "weights"),
+    "score_shares": ("rows", "weights"),
+}
+"""What a statistic reads that a recording may have left out, in the words of `Header.lacks`."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,7 @@ def report(
             continue
         before(name)
         try:
+            check_recorded(name, trace.header)
             own = (
                 sample if own_phase in (None, phase) else take(trace, own_phase, exclude, directory)
             )
@@ -118,6 +131,14 @@ def report(
         except Unavailable as reason:
             missing[name] = str(reason)
     return Report(trace.header.name, trace.header.model.experts, len(sample.ids), tables, missing)
+
+
+def check_recorded(statistic: str, header: Header) -> None:
+    """Raise `Unavailable` where the recording left out what the statistic reads (contract C92)."""
+    told = {"weights": "gate weights", **LEFT_OUT}
+    for word in READS.get(statistic, ()):
+        if word in header.lacks:
+            raise Unavailable(f"the recording does not tell {told[word]}")
 
 
 def headlines(of: Report) -> list[Headline]:

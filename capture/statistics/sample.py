@@ -62,8 +62,12 @@ class Sample:
     def top(self) -> Ints:
         """The expert with the largest weight, [N, S]; -1 where no expert was selected.
 
-        Of equal weights the lowest expert is taken.
+        Of equal weights the lowest expert is taken. Where weights are lacking and experts stand in
+        order of rank, it is the first one.
         """
+        if self.header.stands_in_order:
+            first = (self.ids >= 0).argmax(-1)[..., None]
+            return np.take_along_axis(self.ids, first, -1)[..., 0]
         weights = np.where(self.ids >= 0, self.trace.weights, -1.0)
         best = weights.max(-1, keepdims=True)
         candidates = np.where((weights == best) & (self.ids >= 0), self.ids, np.iinfo(np.int16).max)

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -17,11 +18,11 @@ from capture.statistics.report import STATISTICS, headlines, merged, report
 from capture.statistics.reuse import (
     gini,
 )
-from capture.statistics.sample import Unavailable
+from capture.statistics.sample import Unavailable, take
 from capture.stats import main, parse, read_named, summary_table
 from helpers.brute_stats import at
 from sim.traces.synthesis import synthesize
-from sim.traces.trace import ModelShape, Trace, read_trace, write_trace
+from sim.traces.trace import DECODE, ModelShape, Trace, read_trace, write_trace
 from sim.values.places import ROOT
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
@@ -261,3 +262,58 @@ def test_a_trace_that_is_given_twice_is_refused_however_it_is_spelt(tmp_path: Pa
     for second in (tmp_path, tmp_path / "x" / "..", tmp_path / "link"):
         with pytest.raises(ValueError, match=r" is given twice; name each trace once$"):
             parse([str(tmp_path), str(second)])
+
+
+# What a recording left out
+
+
+def recorded_without(lacks: str, order: str = "unknown") -> Trace:
+    """A trace whose recording lacks these; each token's experts stand by falling id."""
+    made = synthesize(
+        ModelShape("m", "none", 4, 8, 2, 8, 8), tokens=12, prompt_tokens=4, sequences=4
+    )
+    header = replace(made.header, provenance={"lacks": lacks, "order": order})
+    return replace(
+        made,
+        header=header,
+        ids=-np.sort(-made.ids, axis=-1),
+        weights=np.zeros_like(made.weights) if "weights" in lacks else made.weights,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lacks", "missing"),
+    [
+        ("weights", {"score_shares"}),
+        ("weights, order", {"score_shares", "paths", "prior_coverage"}),
+        ("sequences", {"reuse_by_lag", "reuse_distance", "unions", "least_popular"}),
+        (
+            "rows",
+            {
+                "score_shares",
+                "paths",
+                "prior_coverage",
+                "reuse_by_lag",
+                "reuse_distance",
+                "unions",
+            },
+        ),
+    ],
+)
+def test_a_statistic_of_what_the_recording_left_out_is_missing(
+    lacks: str, missing: set[str]
+) -> None:
+    """C92: weights of 0 have no shares, and the lowest id is no first choice."""
+    whole = report(recorded_without(""))
+    found = report(recorded_without(lacks))
+    assert set(whole.tables) - set(found.tables) == missing
+    assert "the recording does not tell " in found.missing[min(missing)]
+
+
+def test_without_weights_the_first_choice_is_the_first_that_stands_there() -> None:
+    trace = recorded_without("weights", order="rank")
+    ids = trace.ids.copy()
+    ids[trace.phase == DECODE, 1, 0] = -1
+    sample = take(replace(trace, ids=ids))
+    assert (sample.top[:, 0] == sample.ids[:, 0, 0]).all()
+    assert (sample.top[:, 1] == sample.ids[:, 1, 1]).all()
