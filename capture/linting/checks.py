@@ -86,18 +86,22 @@ def random_routing(trace: Trace) -> Iterator[Finding]:
     """Tokens that choose as if every expert were equally likely, whatever the token before chose.
 
     Popular experts and reuse both raise the share of a token's experts that the token before chose,
-    too, at the same site. For even, independent choices that share is ``top_k / experts``.
+    too, at the same site. For even, independent choices that share is how many experts the token
+    before chose, of all: ``top_k / experts``, less where choices were dropped or null.
     """
     model = trace.header.model
-    chance = model.top_k / model.experts
-    if chance > MOST_SELECTED or trace.header.lacks & {"rows", "sequences"}:
+    if model.top_k > MOST_SELECTED * model.experts or trace.header.lacks & {"rows", "sequences"}:
         return
-    again = choices = 0
+    again = choices = even = 0
     for rows in decoded_rows(trace).values():
         bits = selection_bits(trace.ids[rows], model.experts)
         again += int(np.bitwise_count(bits[1:] & bits[:-1]).sum())
-        choices += int((trace.ids[rows[1:]] >= 0).sum())
-    if not choices or ((1 - chance) / chance / choices) ** 0.5 > CHANCE_DEVIATION:
+        chosen = (trace.ids[rows] >= 0).sum(-1)
+        choices += int(chosen[1:].sum())
+        even += int((chosen[1:] * chosen[:-1]).sum())
+    stored = model.experts - trace.header.null_experts
+    chance = even / max(choices, 1) / stored
+    if not even or ((1 - chance) / chance / choices) ** 0.5 > CHANCE_DEVIATION:
         return
     share = again / choices
     if share < CHANCE_RATIO * chance:
@@ -105,7 +109,7 @@ def random_routing(trace: Trace) -> Iterator[Finding]:
             "random_routing",
             False,
             f"{share:.1%} of a token's experts were those of the token before, as many as by chance"
-            f" ({chance:.1%}: {model.top_k} of {model.experts}); trained routers have 1.3 to 8 times"
+            f" ({chance:.1%}: {chance * stored:.3g} of {stored}); trained routers have 1.3 to 8 times"
             " as many: no cache or forecast can gain here by knowing the past; random ids, or an"
             " untrained router?",
         )
@@ -150,7 +154,12 @@ def order(trace: Trace) -> Iterator[Finding]:
 
 
 def counts(trace: Trace) -> Iterator[Finding]:
-    """Impossible counts: rows that select no expert, and a last range of experts never selected."""
+    """Impossible counts: rows that select no expert, and a last range of experts never selected.
+
+    Null experts, the last ones, are never selected: choosing one is -1. So where there are some, a
+    row may select none.
+    """
+    null = trace.header.null_experts
     model, decoder = (
         trace.header.model,
         np.array([site.stack == "decoder" for site in trace.header.sites]),
@@ -160,7 +169,7 @@ def counts(trace: Trace) -> Iterator[Finding]:
         visited = np.equal.outer(trace.phase == DECODE, decoder)
     empty = ((trace.ids < 0).all(-1) & visited & trace.valid[:, None]).sum(0)
     rows = np.maximum((visited & trace.valid[:, None]).sum(0), 1)
-    if empty.any():
+    if empty.any() and not null:
         sites = tuple(np.flatnonzero(empty).tolist())
         share = float(empty.sum() / rows.sum())
         yield Finding(
@@ -175,11 +184,11 @@ def counts(trace: Trace) -> Iterator[Finding]:
     top = int(trace.ids.max(initial=-1)) + 1
     # With even choices an id is missed at all sites with a probability of exp(-selections /
     # experts).
-    if 0 < top < model.experts and selections > 50 * model.experts:
+    if 0 < top < model.experts - null and selections > 50 * model.experts:
         yield Finding(
             "counts",
             True,
-            f"no site ever selects an expert from {top} on, of {model.experts}: the header has too"
+            f"no site ever selects an expert from {top} on, of {model.experts - null}: the header has too"
             " many experts, or the ids are those of a part of them",
         )
 

@@ -15,6 +15,7 @@ from capture.import_trace import main as import_trace
 from capture.lint import NATIVE_TOP_K, lint, main, native_top_k
 from capture.linting.repeats import find_loops, shared_offsets
 from capture.statistics.codes import selection_codes
+from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, Finding, ModelShape, Trace, read_trace, write_trace
 from sim.values.places import ROOT
@@ -113,6 +114,37 @@ def test_random_routing_is_noted_with_its_figure_and_chance(clean: Trace, seed: 
     assert finding == Finding("random_routing", False, finding.text)
     assert "by chance (5.7%: 4 of 70)" in finding.text
     assert 4.5 < float(finding.text.partition("%")[0]) < 6.5
+
+
+@pytest.mark.parametrize(("persistence", "said"), [(0.2, False), (0.0, True)])
+def test_chance_is_that_of_the_choices_that_were_not_dropped(
+    persistence: float, said: bool
+) -> None:
+    """A token that chooses half as many experts finds half as many of the next one by chance."""
+    whole = synthesize(SHAPE, tokens=256, sequences=12, persistence=persistence, skew=0.0)
+
+    def drop(ids: np.ndarray) -> None:
+        ids[..., 2:] = -1
+
+    found = [one.text for one in lint(altered(whole, ids=drop)) if one.check == "random_routing"]
+    assert len(found) == said
+    assert all("by chance (2.9%: 2 of 70)" in text for text in found)
+
+
+def test_null_experts_are_neither_lost_choices_nor_experts_that_nobody_selects(
+    clean: Trace,
+) -> None:
+    """C97: choosing one is -1, so rows may have no other and no id is theirs."""
+
+    def choose_null(ids: np.ndarray) -> None:
+        ids[ids >= 60] = -1
+        ids[::5] = -1
+
+    trace = altered(clean, ids=choose_null)
+    assert ("counts", True) in named(trace)
+    rule = RoutingRule(null_experts=10)
+    sites = tuple(replace(site, rule=rule) for site in trace.header.sites)
+    assert named(replace(trace, header=replace(trace.header, sites=sites))) == set()
 
 
 @pytest.mark.thorough
