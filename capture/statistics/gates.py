@@ -73,7 +73,8 @@ def lookahead_recall(sample: Sample) -> pl.DataFrame:
     recorded = sample.header.lookahead
     if recorded is None or not sample.trace.lookahead:
         raise Unavailable("lookahead was not recorded; capture with lookahead=3")
-    experts, top_k = sample.num_experts, sample.header.model.top_k
+    # A forecast is among all experts that the router chooses from, null ones too.
+    experts, top_k = sample.header.model.experts, sample.header.model.top_k
     quarter = max(top_k, round(experts / 4))
     parts = []
     for norm, scores in sample.trace.lookahead.items():
@@ -140,6 +141,7 @@ def router_entropy(sample: Sample) -> pl.DataFrame:
     logits = sample.trace.logits
     if logits is None:
         raise Unavailable("logits were not recorded")
+    experts = sample.header.model.experts
     parts = []
     for site in sample.sites:
         rows = np.isfinite(logits[:, site]).all(-1)
@@ -151,9 +153,7 @@ def router_entropy(sample: Sample) -> pl.DataFrame:
                 "site": site,
                 "rows": int(rows.sum()),
                 "bits": float(bits.mean()),
-                "value": float(bits.mean() / np.log2(sample.num_experts))
-                if sample.num_experts > 1
-                else 0.0,
+                "value": float(bits.mean() / np.log2(experts)) if experts > 1 else 0.0,
                 "top": float(shares.max(-1).mean()),
             }
         )

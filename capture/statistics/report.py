@@ -73,7 +73,7 @@ class Report:
     """The statistics of one trace.
 
     ``tables`` are by statistic; ``missing`` says why the others are not there. ``experts`` counts
-    a site's experts, ``tokens`` the rows.
+    a site's experts that a row can select, ``tokens`` the rows.
     """
 
     name: str
@@ -130,7 +130,7 @@ def report(
             tables[name] = compute(own)
         except Unavailable as reason:
             missing[name] = str(reason)
-    return Report(trace.header.name, trace.header.model.experts, len(sample.ids), tables, missing)
+    return Report(trace.header.name, sample.num_experts, len(sample.ids), tables, missing)
 
 
 def check_recorded(statistic: str, header: Header) -> None:

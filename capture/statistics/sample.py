@@ -45,7 +45,8 @@ class Sample:
 
     @property
     def num_experts(self) -> int:
-        return self.trace.header.model.experts
+        """How many experts a row can select: null experts, the last ones, are none of them."""
+        return self.header.model.experts - self.header.null_experts
 
     @property
     def sites(self) -> list[int]:

@@ -21,6 +21,7 @@ from capture.statistics.reuse import (
 from capture.statistics.sample import Unavailable, take
 from capture.stats import main, parse, read_named, summary_table
 from helpers.brute_stats import at
+from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, ModelShape, Trace, read_trace, write_trace
 from sim.values.places import ROOT
@@ -317,3 +318,25 @@ def test_without_weights_the_first_choice_is_the_first_that_stands_there() -> No
     sample = take(replace(trace, ids=ids))
     assert (sample.top[:, 0] == sample.ids[:, 0, 0]).all()
     assert (sample.top[:, 1] == sample.ids[:, 1, 1]).all()
+
+
+def test_null_experts_count_in_no_popularity_and_no_chance() -> None:
+    """C97: they are never among the selections, so what is even is even over the others."""
+    made = synthesize(ModelShape("m", "none", 3, 12, 2, 8, 8), tokens=40, sequences=2)
+    sites = tuple(replace(site, rule=RoutingRule(null_experts=4)) for site in made.header.sites)
+    every = np.arange(80 * 3 * 2).reshape(80, 3, 2) % 8
+    trace = replace(
+        made, header=replace(made.header, sites=sites), ids=every.astype(np.int16), lookahead={}
+    )
+    found = {row.measure: row for row in headlines(report(trace, phase="all"))}
+    assert found["Gini of popularity"].value == pytest.approx(0, abs=0.03)
+    assert found["most popular expert over the mean"].value == pytest.approx(1, abs=0.1)
+    assert found["experts reused at lag 1"].chance == pytest.approx(2 / 8)
+    assert found["experts needed by 16 consecutive tokens"].chance == pytest.approx(
+        8 * (1 - (1 - 2 / 8) ** 16)
+    )
+    entropy = found["entropy of the router, share of log2 E"].value
+    assert made.logits is not None
+    shares = np.exp(made.logits.astype(float))
+    shares /= shares.sum(-1, keepdims=True)
+    assert entropy == pytest.approx(-(shares * np.log2(shares)).sum(-1).mean() / np.log2(12))
