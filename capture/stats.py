@@ -16,7 +16,7 @@
 
 Where a trace lacks what a statistic needs, the reason is printed. Published values are shown for
 orientation only: models, texts and definitions differ; the source says where to look. Needs no
-torch; gate inputs and thresholds need safetensors.
+torch.
 """
 
 from __future__ import annotations

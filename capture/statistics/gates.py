@@ -13,11 +13,13 @@ from capture.statistics.sample import (
     Sample,
     Unavailable,
     membership,
-    read_safetensors,
 )
+from sim.traces.gate_inputs import hidden_path, read_tensors, sequence_inputs
 from sim.traces.routing import RoutingRule
+from sim.traces.trace import TraceError
 
 DISTANCES = (1, 2, 3)
+THRESHOLDS_FILE = "thresholds.safetensors"
 HIGH_UP_TO, LOW_UP_TO = 0.6, 0.9
 """HOBBIT's T1 and T2 for Mixtral-8x7B.
 
@@ -29,18 +31,20 @@ skipped.
 def input_cosine(sample: Sample) -> pl.DataFrame:
     """Mean cosine (``value``) of the gate inputs of a site and of the site ``distance`` later.
 
-    ``low`` and ``high`` are the 5 and 95 % quantiles. Computed from the kept gate inputs, which are
-    decoded rows of some sequences. Source: Fate, table 1, position 2. FloE's figure 4 shows the
-    hidden states before a layer, which are more alike.
+    ``low`` and ``high`` are the 5 and 95 % quantiles. Computed from the gate inputs that are kept of
+    these rows: a capture keeps those of decoded rows of some sequences. Source: Fate, table 1,
+    position 2. FloE's figure 4 shows the hidden states before a layer, which are more alike.
     """
-    inputs = np.concatenate([tensors["gate_in"] for tensors in read_safetensors(sample, "hidden/")])
-    vectors = inputs.astype(np.float32)
+    vectors = _kept_inputs(sample)
     norms = np.linalg.norm(vectors, axis=-1)
     parts = []
     for distance in DISTANCES:
         for site in range(vectors.shape[1] - distance):
             product = np.einsum("nh,nh->n", vectors[:, site], vectors[:, site + distance])
             cosine = product / np.maximum(norms[:, site] * norms[:, site + distance], 1e-12)
+            cosine = cosine[np.isfinite(cosine)]
+            if not len(cosine):
+                continue
             low, high = np.quantile(cosine, [0.05, 0.95])
             parts.append(
                 {
@@ -53,8 +57,23 @@ def input_cosine(sample: Sample) -> pl.DataFrame:
                 }
             )
     if not parts:
-        raise Unavailable("the trace has one site; a cosine needs two")
+        raise Unavailable("the rows visit one site; a cosine needs two")
     return pl.DataFrame(parts)
+
+
+def _kept_inputs(sample: Sample) -> Floats:
+    """The gate inputs [N, S, H] that are kept of the sample's rows; NaN at sites not visited."""
+    model, parts = sample.header.model, []
+    for number in np.unique(sample.trace.sequence).tolist():
+        if sample.directory is not None and hidden_path(number) in sample.header.files:
+            inputs, position = sequence_inputs(
+                sample.directory / hidden_path(number), model.sites, model.hidden
+            )
+            own = sample.trace.position[sample.trace.sequence == number]
+            parts.append(inputs[np.isin(position, own)])
+    if not sum(map(len, parts)):
+        raise Unavailable("no gate inputs are kept of these rows; capture with hidden_sequences=4")
+    return np.concatenate(parts)
 
 
 def lookahead_recall(sample: Sample) -> pl.DataFrame:
@@ -275,8 +294,7 @@ def up_concentration(sample: Sample) -> pl.DataFrame:
     shares, sparsities = sample.trace.active_shares, sample.header.sparsities
     if shares is None:
         raise Unavailable("active_shares were not recorded; capture with sparsities=0.5,0.8,0.9")
-    (tensors,) = read_safetensors(sample, "thresholds.safetensors")
-    thresholds = tensors["thresholds"].astype(np.float64)
+    thresholds = _thresholds(sample)
     normal = [NormalDist().inv_cdf((1 + sparsity) / 2) for sparsity in sparsities]
     parts = []
     for site in sample.sites:
@@ -301,3 +319,16 @@ def up_concentration(sample: Sample) -> pl.DataFrame:
     if not parts:
         raise Unavailable("these rows have no active_shares: they are recorded for decoded rows")
     return pl.DataFrame(parts)
+
+
+def _thresholds(sample: Sample) -> Floats:
+    """The thresholds [S, E, P] of every site, expert and sparsity."""
+    model, sparsities = sample.header.model, sample.header.sparsities
+    if sample.directory is None or THRESHOLDS_FILE not in sample.header.files:
+        raise Unavailable(f"the trace has no file {THRESHOLDS_FILE}; capture it with sparsities=")
+    found = read_tensors(sample.directory / THRESHOLDS_FILE, ("thresholds",)).get("thresholds")
+    shape = (model.sites, model.experts, len(sparsities))
+    if found is None or found.shape != shape:
+        told = "absent" if found is None else list(found.shape)
+        raise TraceError(THRESHOLDS_FILE, "thresholds", told, f"must be {list(shape)}")
+    return found.astype(np.float64)

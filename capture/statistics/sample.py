@@ -6,7 +6,7 @@ sequence by sequence, in order of position. Experts of -1 are no choice and neve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.traces.trace import DECODE, Header, Trace, TraceError
+from sim.traces.trace import DECODE, Header, Trace
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating[Any]]
@@ -145,25 +145,3 @@ def take(
     }
     ahead = {norm: scores[chosen] for norm, scores in trace.lookahead.items()}
     return Sample(replace(trace, **columns, lookahead=ahead), directory)
-
-
-def read_safetensors(sample: Sample, name: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """The tensors of each of the trace's files whose path begins with ``name``, in order of path.
-
-    Raise `Unavailable` if there are none. The digests need no check: `read_trace` has done it.
-    """
-    paths = [path for path in sorted(sample.header.files) if path.startswith(name)]
-    if sample.directory is None or not paths:
-        raise Unavailable(
-            f"the trace has no file {name}*; capture it with hidden_sequences= and sparsities="
-        )
-    try:
-        from safetensors.numpy import load_file
-    except ImportError:
-        raise Unavailable("safetensors is not installed (pip install -e '.[model]')") from None
-    for path in paths:
-        try:
-            yield load_file(sample.directory / path)
-        except Exception as error:
-            # The exception class of safetensors has no public name.
-            raise TraceError(path, "content", str(error), "must be a safetensors file") from None

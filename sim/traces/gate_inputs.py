@@ -82,7 +82,7 @@ def read_gate_inputs(directory: Path, trace: Trace, sequences: tuple[int, ...]) 
     place = np.full(len(trace.sequence), -1, np.int64)
     parts, start = [], 0
     for number in sequences:
-        values, position = _sequence_inputs(
+        values, position = sequence_inputs(
             directory / hidden_path(number), model.sites, model.hidden
         )
         rows = np.flatnonzero((trace.sequence == number) & trace.valid)
@@ -107,10 +107,13 @@ def hidden_path(sequence: int) -> str:
     return f"{FOLDER}/sequence_{sequence:03d}.safetensors"
 
 
-def _sequence_inputs(
+def sequence_inputs(
     path: Path, sites: int, hidden: int
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Gate inputs [T, S, H] and positions [T]."""
+    """Gate inputs [T, S, H] and positions [T] of a file; inputs are NaN at sites not visited.
+
+    Raise `TraceError` for other shapes.
+    """
     tensors = read_tensors(path, ("gate_in", "scale", "position"))
     position, values = tensors.get("position"), tensors.get("gate_in")
     if (

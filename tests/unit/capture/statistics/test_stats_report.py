@@ -23,7 +23,14 @@ from capture.stats import main, parse, read_named, summary_table
 from helpers.brute_stats import at
 from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import synthesize
-from sim.traces.trace import DECODE, ModelShape, Trace, read_trace, write_trace
+from sim.traces.trace import (
+    DECODE,
+    ModelShape,
+    Trace,
+    TraceError,
+    read_trace,
+    write_trace,
+)
 from sim.values.places import ROOT
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
@@ -340,3 +347,54 @@ def test_null_experts_count_in_no_popularity_and_no_chance() -> None:
     shares = np.exp(made.logits.astype(float))
     shares /= shares.sum(-1, keepdims=True)
     assert entropy == pytest.approx(-(shares * np.log2(shares)).sum(-1).mean() / np.log2(12))
+
+
+# Gate inputs
+
+
+def test_cosines_are_of_the_rows_that_are_asked_for_and_of_sites_that_they_visit(
+    tmp_path: Path,
+) -> None:
+    """Site 0 is not visited, as an encoder's by decoded rows; sequence 1 is excluded."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    made = synthesize(
+        ModelShape("m", "none", 3, 4, 2, 2, 8), tokens=2, prompt_tokens=1, sequences=2, lookahead=1
+    )
+    one, other = made.header.sequences
+    header = replace(made.header, sequences=(one, replace(other, flags={"loops": True})))
+    codes = np.array([[[9, 9], [1, 0], [0, 1]], [[9, 9], [1, 0], [3, 4]]], np.int8)
+    scale = np.array([[np.nan, 1, 2], [np.nan, 1, 2]], np.float32)
+    files = {
+        f"hidden/sequence_{number:03d}.safetensors": safetensors.save(
+            {"gate_in": codes if number == 0 else -codes[::-1], "scale": scale, "position": at}
+        )
+        for number, at in ((0, np.array([0, 1], np.int32)), (1, np.array([1, 2], np.int32)))
+    }
+    write_trace(tmp_path / "t", replace(made, header=header), files)
+    trace = read_trace(tmp_path / "t", "all")
+
+    def cosine(phase: str) -> pl.DataFrame:
+        only = ["input_cosine"]
+        found = report(trace, tmp_path / "t", phase=phase, exclude=["loops"], only=only)
+        return found.tables["input_cosine"]
+
+    assert cosine("all").select("site", "distance", "rows", "value").rows() == [
+        (1, 1, 2, pytest.approx(0.3))
+    ]
+    assert cosine("decode").select("site", "rows", "value").rows() == [(1, 1, pytest.approx(0.6))]
+    assert cosine("prompt").select("site", "rows", "value").rows() == [(1, 1, pytest.approx(0))]
+
+
+def test_thresholds_of_other_shapes_are_refused_by_name(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    made = synthesize(ModelShape("m", "none", 3, 4, 2, 2, 8), tokens=4)
+    shares = np.full((4, 3, 2, 1), 0.5, np.float32)
+    whole = replace(
+        made, header=replace(made.header, sparsities=(0.5,)), active_shares=shares, lookahead={}
+    )
+    whole = replace(whole, header=replace(whole.header, lookahead=None))
+    for name, tensor in (("thresholds", np.ones((3, 2, 1), np.float32)), ("other", np.ones(1))):
+        place = tmp_path / name
+        write_trace(place, whole, {"thresholds.safetensors": safetensors.save({name: tensor})})
+        with pytest.raises(TraceError, match=r"thresholds.*must be \[3, 4, 1\]"):
+            report(read_trace(place, "all"), place, only=["up_concentration"])

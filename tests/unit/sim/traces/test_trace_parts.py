@@ -241,12 +241,12 @@ def test_a_scale_is_a_number_for_each_row_and_site(monkeypatch: pytest.MonkeyPat
         "scale": np.full((2, 3), 2.0, np.float32),
     }
     monkeypatch.setattr(gate_inputs, "read_tensors", lambda path, names: tensors)
-    inputs, position = gate_inputs._sequence_inputs(Path("x"), 3, 4)
+    inputs, position = gate_inputs.sequence_inputs(Path("x"), 3, 4)
     assert (inputs == 2).all()
     assert position.tolist() == [0, 1]
     tensors["scale"] = np.ones((3, 2), np.float32)
     with pytest.raises(TraceError, match=r"scale is .*, must be \[2, 3\]"):
-        gate_inputs._sequence_inputs(Path("x"), 3, 4)
+        gate_inputs.sequence_inputs(Path("x"), 3, 4)
 
 
 def test_a_deep_value_is_shown_by_its_type() -> None:
