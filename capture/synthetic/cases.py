@@ -13,6 +13,7 @@ import numpy as np
 
 from capture.statistics.gating_stats import Floats
 from capture.synthetic.targets import Gates
+from sim.traces.gate_inputs import hidden_path, sequence_inputs
 from sim.traces.routing import RoutingRule
 from sim.traces.trace import DECODE, Trace, read_trace
 
@@ -56,7 +57,7 @@ def load_case(directory: Path, sequences: int, tokens: int) -> Case:
     """The first ``sequences`` of each split, cut to ``tokens`` decode tokens.
 
     Sequences with fewer tokens or with repetition are passed over. Raise ValueError if fewer than 2
-    of a split are left.
+    of a split are left, or if a token chose fewer than top-k experts.
     """
     trace = read_trace(directory)
     if "lookahead" in trace.header.columns:
@@ -77,7 +78,13 @@ def load_case(directory: Path, sequences: int, tokens: int) -> Case:
             )
         numbers += able[:sequences]
     trace = cut(trace, numbers, tokens)
-    inputs = _kept_inputs(directory, trace)
+    if (trace.ids[trace.phase == DECODE] < 0).any():
+        raise ValueError(
+            f"{directory}: its tokens do not choose {trace.header.model.top_k} experts at every site"
+            " (dropped or null choices, or an encoder), as the check's statistics need; take another"
+            " trace"
+        )
+    inputs = _kept_inputs(directory, trace, tokens)
     fit, evaluated = (_gates(trace, split, tokens) for split in ("fit", "eval"))
     return Case(trace, replace(fit, inputs=inputs), evaluated, bool(trace.lookahead))
 
@@ -117,14 +124,16 @@ def _gates(trace: Trace, split: str, tokens: int) -> Gates:
     return Gates(trace.header.model.experts, ids, weights, ahead)
 
 
-def _kept_inputs(directory: Path, trace: Trace) -> Floats | None:
-    """Gate inputs [S, T, L, H] of the fit sequences that keep them; None if none does."""
-    from safetensors.numpy import load_file
-
-    found = []
+def _kept_inputs(directory: Path, trace: Trace, tokens: int) -> Floats | None:
+    """Gate inputs [S, T, L, H] of the fit sequences that keep all ``tokens``; None if none does."""
+    model, found = trace.header.model, []
     for item in trace.header.sequences:
-        path = directory / "hidden" / f"sequence_{item.sequence:03d}.safetensors"
-        if item.split == "fit" and path.exists():
-            tensors = load_file(path)
-            found.append(tensors["gate_in"].astype(np.float32) * tensors["scale"][..., None])
+        if item.split == "fit" and hidden_path(item.sequence) in trace.header.files:
+            inputs, position = sequence_inputs(
+                directory / hidden_path(item.sequence), model.sites, model.hidden
+            )
+            own = (trace.sequence == item.sequence) & (trace.phase == DECODE)
+            kept = np.isin(position, trace.position[own])
+            if kept.sum() == tokens:
+                found.append(inputs[kept])
     return np.stack(found) if found else None

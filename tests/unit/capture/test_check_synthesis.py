@@ -59,6 +59,38 @@ def test_a_case_has_gates_by_split_and_falling_weight(trace, tmp_path):
         load_case(tmp_path / "trace", 2, 60)
 
 
+def test_a_case_has_the_gate_inputs_of_its_own_rows_however_they_are_kept(trace, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    rows = {number: np.arange(3, 53 - number, dtype=np.int32) for number in (1, 3)}
+    exact = {
+        number: np.random.default_rng(number).normal(size=(len(own), 4, 5)).astype(np.float16)
+        for number, own in rows.items()
+    }
+    files = {
+        f"hidden/sequence_{number:03d}.safetensors": safetensors.save(
+            {"gate_in": exact[number], "position": own}
+        )
+        for number, own in rows.items()
+    }
+    model = replace(trace.header.model, hidden=5)
+    write_trace(
+        tmp_path / "halves", replace(trace, header=replace(trace.header, model=model)), files
+    )
+    inputs = load_case(tmp_path / "halves", 2, 48).fit.inputs
+    assert np.array_equal(inputs, exact[1][None, :48]), "of sequence 3 one row is not kept"
+
+
+def test_a_trace_whose_tokens_choose_fewer_experts_is_refused_by_name(trace, tmp_path):
+    ids, weights = trace.ids.copy(), trace.weights.copy()
+    ids[3::7, 2, 1], weights[3::7, 2, 1] = -1, 0
+    header = replace(
+        trace.header, sites=tuple(replace(site, rule=None) for site in trace.header.sites)
+    )
+    write_trace(tmp_path / "dropped", replace(trace, header=header, ids=ids, weights=weights))
+    with pytest.raises(ValueError, match="do not choose 2 experts at every site"):
+        load_case(tmp_path / "dropped", 2, 48)
+
+
 def test_a_trace_of_choices_alone_has_the_rule_of_shares_that_sum_to_one(trace, tmp_path):
     header = trace.header
     bare = replace(
