@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: {error.strerror or error}; give from= a transformers config.json"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} is no JSON ({error}); give from= a transformers config.json"
         ) from error

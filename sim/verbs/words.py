@@ -138,7 +138,7 @@ def _check_own_model(given: Mapping[str, str]) -> None:
         if shape["name"] != name:
             return
         command = run_of(shape, place)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     raise ValueError(
         f"model={name}: the trace in {place} is of a model of this name, but no file has the rest of"

@@ -249,8 +249,13 @@ def test_what_cannot_be_told_is_refused_with_what_was_found(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[1]", "holds a list"), ("{", "is no JSON"), (None, "No such file")],
-    ids=str,
+    [
+        ("[1]", "holds a list"),
+        ("{", "is no JSON"),
+        ('{"a":' * 100_000, "is no JSON"),
+        (None, "No such file"),
+    ],
+    ids=("a list", "cut short", "deeply nested", "absent"),
 )
 def test_a_file_that_is_no_configuration_is_refused(
     tmp_path: Path, content: str | None, message: str

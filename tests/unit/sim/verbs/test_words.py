@@ -208,7 +208,8 @@ def test_a_model_that_only_a_trace_names_is_answered_with_the_command_that_runs_
     words = ["system=lru", "model=mine", f"trace.path={tmp_path}"]
     with pytest.raises(ValueError, match=f"{re.escape(run_of(shape, tmp_path))}$"):
         read(verb_of("run"), words)
-    for other in ("{", "[]", '{"model": {"name": "mine"}}', '{"model": {"name": "theirs"}}'):
+    mine, theirs = '{"model": {"name": "mine"}}', '{"model": {"name": "theirs"}}'
+    for other in ("{", "[]", "[" * 100_000, mine, theirs):
         header.write_text(other, encoding="utf-8")
         with pytest.raises(ValueError, match="there is no model 'mine'"):
             read(verb_of("run"), words)
