@@ -146,9 +146,11 @@ def headlines(of: Report) -> list[Headline]:
     rows = []
     for name, table in of.tables.items():
         for measure, value, chance in HEADLINES[name](table, of.experts):
-            rows.append(
-                Headline(name, measure, float(value), None if chance is None else float(chance))
-            )
+            # None is the mean of no rows, such as cosines of sites of which no two are neighbours.
+            if value is not None:
+                rows.append(
+                    Headline(name, measure, float(value), None if chance is None else float(chance))
+                )
     return rows
 
 
@@ -178,7 +180,7 @@ def _reuse(table: pl.DataFrame, experts: int) -> Numbers:
     if len(table):
         yield (
             "experts reused, by popularity alone",
-            table.filter(lag=1)["popularity_alone"].mean(),
+            table.unique("site", keep="first", maintain_order=True)["popularity_alone"].mean(),
             None,
         )
 

@@ -398,3 +398,13 @@ def test_thresholds_of_other_shapes_are_refused_by_name(tmp_path: Path) -> None:
         write_trace(place, whole, {"thresholds.safetensors": safetensors.save({name: tensor})})
         with pytest.raises(TraceError, match=r"thresholds.*must be \[3, 4, 1\]"):
             report(read_trace(place, "all"), place, only=["up_concentration"])
+
+
+def test_positions_with_gaps_have_popularity_alone_and_no_reuse_at_lag_1() -> None:
+    made = synthesize(ModelShape("m", "none", 2, 8, 2, 8, 8), tokens=12, sequences=2)
+    found = report(replace(made, position=2 * made.position), only=["reuse_by_lag"])
+    measures = {row.measure: row for row in headlines(found)}
+    assert set(measures) == {"experts reused at lag 8", "experts reused, by popularity alone"}
+    whole = {row.measure: row for row in headlines(report(made, only=["reuse_by_lag"]))}
+    name = "experts reused, by popularity alone"
+    assert measures[name] == whole[name]
