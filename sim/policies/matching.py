@@ -118,6 +118,8 @@ class ActivationMatching(FittedPredictor):
         self._compared = Memo()
         # The last forecasts, by site and matches.
         self._known = Memo()
+        # What the sequences of the last gate chose, by its tick: it is observed after its forecast.
+        self._chosen = Memo()
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
         site = gate.site
@@ -157,14 +159,15 @@ class ActivationMatching(FittedPredictor):
         """
         if not self.needs_artefact:
             return 0
-        # Only this site's row has changed since the last gate.
-        cosines = self._cosines_of(sequence).copy()
-        running = self._running.get(sequence)
-        row = counts if running is None else running[site] + counts
-        cosines[site] = self._cosine(site, row)
-        from_site = site + 1 if self.compare == "later" else 0
+        cosines, from_site = self._cosines_of(sequence), site + 1
+        if self.compare == "whole":
+            # Only this site's row has changed since the last gate.
+            cosines, from_site = cosines.copy(), 0
+            running = self._running.get(sequence)
+            row = counts if running is None else running[site] + counts
+            cosines[site] = self._cosine(site, row)
         # Rounded, so that equal matrices tie in whatever order the sum was added.
-        return int(np.add.reduce(cosines[from_site:]).round(12).argmax())
+        return int(np.rint(np.add.reduce(cosines[from_site:]) * 1e12).argmax())
 
     def _cosines_of(self, sequence: int) -> NDArray[np.float64]:
         found = self._cosines.get(sequence)
@@ -196,6 +199,14 @@ class ActivationMatching(FittedPredictor):
 
     def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         """By sequence, how many of its rows chose each expert at this gate: [E]."""
+        of_gate, found = self._chosen.get(gate.tick, (None, {}))
+        if of_gate is not gate:
+            found = self._counted(gate, shape)
+            self._chosen.clear()
+            self._chosen[gate.tick] = gate, found
+        return found
+
+    def _counted(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         chosen, sequences = gate.experts, gate.row_sequence
         if len(chosen) == 1:
             counts = np.zeros(shape.experts, np.int64)

@@ -27,7 +27,7 @@ class RowForecast:
     ``named``: ``needs`` and ``keys``, where the caller has made them already, for one row.
     """
 
-    __slots__ = ("experts", "keys", "needs", "site", "tokens", "weights")
+    __slots__ = ("_likely", "experts", "keys", "needs", "site", "tokens", "weights")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class RowForecast:
         named: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.site, self.experts, self.weights = site, experts, weights
+        self._likely: Sequence[float] | None = None
         self.needs: Sequence[int]
         self.tokens: Sequence[int]
         self.keys: list[int]
@@ -58,6 +59,13 @@ class RowForecast:
             found = found[np.lexsort((-sums[found], -rows[found]))]
             self.needs, self.tokens = found.tolist(), rows[found].tolist()
         self.keys = [site * units + expert for expert in self.needs]
+
+    @property
+    def likely(self) -> Sequence[float]:
+        """`likeliness`, kept: a predictor may give the same forecast at many gates."""
+        if self._likely is None:
+            self._likely = summed(self)
+        return self._likely
 
     @property
     def scores(self) -> Sequence[float]:
@@ -103,6 +111,12 @@ def forecasts_of(
 
 def likeliness(choice: Choice) -> Sequence[float]:
     """Of each need of a choice, the sum of its weights over the rows, on the scale of the choice."""
+    found: Sequence[float] | None = getattr(choice, "likely", None)
+    return summed(choice) if found is None else found
+
+
+def summed(choice: Choice) -> Sequence[float]:
+    """`likeliness`, computed now."""
     experts, weights, needs = choice.experts, choice.weights.tolist(), choice.needs
     if len(weights) == 1 and len(weights[0]) == len(needs):
         # A row's experts stand in need order.

@@ -136,7 +136,9 @@ class ActivationRatio(Scored):
         self._plane, self._units, self._num_sites = geometry.plane, geometry.units, geometry.sites
         self._planes = len(geometry.precisions)
         self._uses = np.zeros((geometry.sites, geometry.units))
-        self._early = 1 - np.arange(geometry.sites) / geometry.sites
+        self._used = [0.0] * geometry.sites
+        """By site, the sum of ``_uses``."""
+        self._early: list[float] = (1 - np.arange(geometry.sites) / geometry.sites).tolist()
         self._scores = np.zeros(geometry.num_keys)
         self._rescore(range(geometry.sites))
 
@@ -147,24 +149,30 @@ class ActivationRatio(Scored):
         self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
     ) -> None:
         tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
-        uses = self._uses[gate.site]
+        site, units = gate.site, self._units
+        uses = self._uses[site]
         for key in keys:
-            uses[key % self._units] += tokens_of[key % self._units]
-        self._rescore((gate.site,))
+            tokens = tokens_of[key % units]
+            uses[key % units] += tokens
+            self._used[site] += tokens
+        self._rescore((site,))
 
     def on_sequence(self, sequence: int, begins: bool) -> None:
         if begins:
             self._uses[:] = 0.0
+            self._used = [0.0] * self._num_sites
             self._rescore(range(self._num_sites))
 
     def _rescore(self, sites: Sequence[int]) -> None:
+        units = self._units
         for site in sites:
-            uses = self._uses[site]
-            score = uses / max(float(np.add.reduce(uses)), 1.0)
+            first = site * units
+            score = self._scores[first : first + units]
+            np.divide(self._uses[site], max(self._used[site], 1.0), out=score)
             score += self.epsilon
             score *= self._early[site]
-            for first in range(site * self._units, self._planes * self._plane, self._plane):
-                self._scores[first : first + self._units] = score
+            for low in range(first + self._plane, self._planes * self._plane, self._plane):
+                self._scores[low : low + units] = score
 
 
 class VisitCount(Scored):

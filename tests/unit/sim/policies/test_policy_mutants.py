@@ -264,8 +264,8 @@ DEFECTS = {
     ),
     "the farthest request is the match": Defect(
         "matching",
-        ".round(12).argmax()",
-        ".round(12).argmin()",
+        "* 1e12).argmax()",
+        "* 1e12).argmin()",
         "policies.test_predictors_matching:test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match",
     ),
     "a path of one site only": Defect(
