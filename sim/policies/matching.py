@@ -199,12 +199,11 @@ class ActivationMatching(FittedPredictor):
 
     def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         """By sequence, how many of its rows chose each expert at this gate: [E]."""
-        of_gate, found = self._chosen.get(gate.tick, (None, {}))
-        if of_gate is not gate:
-            found = self._counted(gate, shape)
+        kept: tuple[Gate, dict[int, NDArray[np.int64]]] | None = self._chosen.get(gate.tick)
+        if kept is None or kept[0] is not gate:
             self._chosen.clear()
-            self._chosen[gate.tick] = gate, found
-        return found
+            kept = self._chosen[gate.tick] = gate, self._counted(gate, shape)
+        return kept[1]
 
     def _counted(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         chosen, sequences = gate.experts, gate.row_sequence
