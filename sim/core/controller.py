@@ -413,9 +413,12 @@ class Controller(Lookups):
 
     def _fits_staging(self, key: int) -> bool:
         """Whether the staging slots suffice for a need beside those that are pinned already."""
+        pins, slots = self.protection.pins, self.loader.staging_slots
+        if len(pins) < slots:
+            return True  # even if each of them takes one
         holds, everywhere = self.staging.holds, self._may_all_stage
-        asked = [k for k in (*self.protection.pins, key) if everywhere or self._is_short(k)]
-        return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= self.loader.staging_slots
+        asked = [k for k in (*pins, key) if everywhere or self._is_short(k)]
+        return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= slots
 
     def _do_extras(self, gate: Gate, site: int) -> None:
         """What a gate does after its lookups, where that is more than asking for forecasts."""

@@ -140,17 +140,17 @@ class Choices:
         return self._in_order(self.trace.weights, 0)
 
     def _in_order(self, values: NDArray[Number], dropped: int) -> NDArray[Number]:
-        found = np.empty(self._order.shape, values.dtype)
+        found = np.empty(self.order.shape, values.dtype)
         for part, rows in self._parts():
             put = values[rows]
             put[self.trace.ids[rows] < 0] = dropped
-            reorder(self._order[part], put)
+            reorder(self.order[part], put)
             found[part] = put
         return found
 
     @cached_property
-    def _order(self) -> NDArray[np.integer]:
-        """The places of each row's choices, in need order. Many runs never ask for weights, and
+    def order(self) -> NDArray[np.integer]:
+        """The places of each row's choices, in need order, [N, S, K]. Many runs never ask for weights, and
         places take less.
         """
         found = np.empty((len(self.row), self.sites, self.top_k), np.min_scalar_type(self.top_k))
@@ -251,6 +251,16 @@ class Choices:
             said = rule(self.forecast_scores)
             self._forecast_variants[rule] = variants_of(self._forecast_keys, said, self.plane)
         return self._forecast_variants[rule]
+
+    @cached_property
+    def has_shares(self) -> NDArray[np.bool_]:
+        """By row, whether the trace has active shares of it: of a token of a prompt it has none."""
+        shares = self.trace.active_shares
+        found = np.zeros(len(self.row), np.bool_)
+        if shares is not None:
+            for part, rows in self._parts():
+                found[part] = np.isfinite(shares[rows]).any(axis=(1, 2, 3))
+        return found
 
     def union(self, rows: Rows) -> Union:
         """What ``rows`` together need at every site."""

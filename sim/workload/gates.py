@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from sim.policies.base import FloatArray, Gate, Graded, IntArray, RowRule, ScoreRule
 from sim.policies.row_forecast import RowForecast, forecasts_of
 from sim.traces.gate_inputs import GateInputs
-from sim.traces.routing import need_order
 from sim.traces.trace import Trace
 from sim.values.types import Step
 from sim.workload.choices import Choices, Rows, Union
@@ -335,12 +334,14 @@ class StepGate:
         """Active shares of channels [R, K, P], in the order of ``experts``; None without any, as of
         a token that was recorded in a prompt.
         """
-        trace, rows = self.workload.trace, self._trace_rows()
-        if trace.active_shares is None or not np.isfinite(trace.active_shares[rows]).any():
+        of_trace = self.workload.trace.active_shares
+        if of_trace is None or not self._choices.has_shares[self._rows_of_step()].any():
             return None
-        in_order = trace.header.stands_in_order
-        order = need_order(trace.ids[rows, self.site], trace.weights[rows, self.site], in_order)
-        return np.take_along_axis(trace.active_shares[rows, self.site], order[..., None], 1)
+        shares = of_trace[self._trace_rows(), self.site]
+        in_order: FloatArray = shares[
+            np.arange(len(shares))[:, None], self.at_site(self._choices.order)
+        ]
+        return in_order
 
     def lookahead(self, j: int) -> FloatArray | None:
         if j > self._choices.reach[self.site]:
