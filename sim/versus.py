@@ -32,6 +32,7 @@ from sim.results.paired import Paired, paired
 from sim.setup.configure import changes
 from sim.study.dataset import read_cells
 from sim.study.rows import DONE, Row, words_of
+from sim.values.units import GIB
 
 ALSO = "also="
 TITLED = ("trace", "trace.split", "trace.max_sequences", "model", "hardware")
@@ -62,6 +63,13 @@ class Group:
 
     title: str
     sides: tuple[Side, ...]
+
+    @property
+    def base(self) -> str:
+        """The system that the others are compared with, whole: the name that was given may be a
+        part of it.
+        """
+        return next(side.system for side in self.sides if side.ahead is None)
 
 
 @dataclass(frozen=True)
@@ -177,11 +185,11 @@ def _group(ours: Row, cells: Sequence[Row], own: str) -> Group:
         )
         for row in sorted(cells, key=lambda row: (-row["decode_tokens_per_s"], row["system"]))
     ]
-    trace = summary["trace"]
+    trace, allowed = summary["trace"], summary["budget"]["allowed_bytes"]
     title = (
         f"{trace['name']}, split {trace['split']}, {len(ours['sequence'])} sequences;"
-        f" {summary['hardware']}, {summary['model']}, {summary['budget']['resident_share']:.1%}"
-        f" resident{'; ' if own else ''}{own}"
+        f" {summary['hardware']}, {summary['model']}, {allowed / GIB:.3g} GiB for experts,"
+        f" {summary['budget']['resident_share']:.1%} resident{'; ' if own else ''}{own}"
     )
     return Group(title, tuple(sides))
 
@@ -198,7 +206,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
             "system",
             f"tokens/s{beside((side.interval for side in group.sides), ' [95 %]')}",
             "hits",
-            f"as fast as {name}",
+            escape(f"as fast as {group.base}"),
             "",
             title=escape(group.title),
             title_justify="left",
@@ -225,7 +233,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
                 *map(escape, ahead),
             )
         console.print(table)
-        print_text(console, told_of(group, name))
+        print_text(console, told_of(group))
     intervals = [side.interval for group in found.groups for side in group.sides]
     brackets = "In brackets: 95 % intervals, paired where they are of how many times."
     labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
@@ -239,20 +247,20 @@ def _short(ahead: Paired) -> str:
     return ahead.verdict if ahead.is_decided else "?"
 
 
-def told_of(group: Group, name: str) -> str:
+def told_of(group: Group) -> str:
     """A group in sentences: real systems first, then what no system can do."""
     against = [side for side in group.sides if side.ahead is not None]
-    parts = [_sentence(side, name) for side in against if side.labels.is_system]
-    parts += [_sentence(side, name) for side in against if not side.labels.is_system]
+    parts = [_sentence(side, group.base) for side in against if side.labels.is_system]
+    parts += [_sentence(side, group.base) for side in against if not side.labels.is_system]
     return " ".join(parts)
 
 
-def _sentence(side: Side, name: str) -> str:
+def _sentence(side: Side, base: str) -> str:
     assert side.ahead is not None
     mark = "" if side.labels.is_system else ", which is no system,"
     lost = " and lossy" if side.labels.lossy else ""
     sure = "" if side.ahead.is_decided else f" ({side.ahead.verdict})"
-    return f"{side.system}{mark} is {side.ahead} as fast as {name}{lost}{sure}."
+    return f"{side.system}{mark} is {side.ahead} as fast as {base}{lost}{sure}."
 
 
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:

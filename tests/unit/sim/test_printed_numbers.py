@@ -166,7 +166,7 @@ def of_versus(place: Path, patch: pytest.MonkeyPatch) -> Told:
     alone = Alone("fate", "seed=2", "it decodes nothing")
     versus.print_versus(Versus((GROUP,), (alone,)), "lru", heard)
     assert plain(heard.tables[0].title) == "t [a]"
-    assert heard.lines[0] == versus.told_of(GROUP, "lru")
+    assert heard.lines[0] == versus.told_of(GROUP)
     assert heard.lines[1:3] == ["hobbit: lossy (x)", "oracle: knows the future (y)"]
     assert heard.lines[-1] == "Beside no lru: fate (seed=2): it decodes nothing."
     return Told(

@@ -33,6 +33,7 @@ from sim.versus import (
     main,
     print_versus,
     read_rows,
+    told_of,
     versus,
 )
 
@@ -235,7 +236,7 @@ def test_a_study_by_hand_is_grouped_and_what_differs_is_told() -> None:
     against = paired(np.array([10, 20]), np.array([20, 40]))
     assert against.speedup == 2
     lossy = Labels(lossy="lossy (experts skipped)")
-    title = "t [1], split fit, 2 sequences; h, m, 12.3% resident"
+    title = "t [1], split fit, 2 sequences; h, m, 6.52e-07 GiB for experts, 12.3% resident"
     assert both.groups == (
         Group(
             title,
@@ -285,11 +286,27 @@ def test_groups_of_other_work_have_other_titles() -> None:
         row_by_hand("lru", 9.0, [10, 20], workload=four)
         | {"overrides": f"{words} workload=static_4"},
     ]
-    told = "t [1], split fit, 2 sequences; h, m, 12.3% resident"
+    told = "t [1], split fit, 2 sequences; h, m, 6.52e-07 GiB for experts, 12.3% resident"
     assert [group.title for group in versus(rows, "lru").groups] == [
         told,
         f"{told}; workload=static_4",
     ]
+
+
+def test_at_one_share_of_other_bytes_each_table_names_its_bytes_and_its_own_system() -> None:
+    """The name ``lru`` stands for ``lru precision=int4`` where that alone has the bytes."""
+    rows = [
+        row_by_hand("lru", 4.0, [20, 40], allowed=3 * 2**30),
+        row_by_hand("fate", 8.0, [10, 20], allowed=3 * 2**30),
+        row_by_hand("lru precision=int4", 9.0, [10, 20], allowed=2**30),
+        row_by_hand("fate precision=int4", 18.0, [5, 10], allowed=2**30),
+    ]
+    whole, quarter = versus(rows, "lru").groups
+    assert "3 GiB for experts, 12.3% resident" in whole.title
+    assert "1 GiB for experts, 12.3% resident" in quarter.title
+    assert told_of(whole).startswith("fate is 2.00x [2.00, 2.00] as fast as lru (")
+    of_quarter = "fate precision=int4 is 2.00x [2.00, 2.00] as fast as lru precision=int4 ("
+    assert told_of(quarter).startswith(of_quarter)
 
 
 def test_every_cell_of_the_table_and_every_line_below_is_of_its_group() -> None:
@@ -311,10 +328,12 @@ def test_every_cell_of_the_table_and_every_line_below_is_of_its_group() -> None:
         ["fifo", "9 [8, 9.5]", "0.100", "0.90x [0.80, 1.01]", "?"],
         ["slow", "5 [4, 6]", "0.000", "0.50x [0.40, 0.60]", "slower"],
     ]
-    assert list(rows_of(table)[0]) == ["system", "tokens/s [95 %]", "hits", "as fast as lru", ""]
+    heads = ["system", "tokens/s [95 %]", "hits", "as fast as lru [a]", ""]
+    assert list(rows_of(table)[0]) == heads
     assert heard.lines == [
-        "fifo is 0.90x [0.80, 1.01] as fast as lru (cannot tell). slow is 0.50x [0.40, 0.60] as"
-        " fast as lru. seer, which is no system, is 1.50x [1.40, 1.60] as fast as lru and lossy.",
+        "fifo is 0.90x [0.80, 1.01] as fast as lru [a] (cannot tell). slow is 0.50x [0.40, 0.60] as"
+        " fast as lru [a]. seer, which is no system, is 1.50x [1.40, 1.60] as fast as lru [a] and"
+        " lossy.",
         "seer: lossy (x)",
         "seer: knows the future (x)",
         f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}",
