@@ -22,7 +22,7 @@ from sim.results.labels import Labels, labels_in, told, write_on
 from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import MARKERS, looks, save
 from sim.results.outputs import folder_for, own_folder
-from sim.results.paired import Paired, paired
+from sim.results.paired import TOO_FEW, Paired, paired
 from sim.results.timeline import trace_events
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
@@ -130,9 +130,9 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
         f"decode tokens/s [95 % interval], x against {BASELINE}; {some['hardware']},"
         f" {some['model']}"
     )
-    caption = "; ".join(
-        [*told(_labels(cells)), "~: the paired 95 % interval of the ratio contains 1", OVER]
-    )
+    is_few = _speedup(cells, SYSTEMS[0], SHARES[0]).verdict == TOO_FEW
+    mark_means = TOO_FEW if is_few else "the paired 95 % interval of the ratio contains 1"
+    caption = "; ".join([*told(_labels(cells)), f"~: {mark_means}", OVER])
     table = Table(
         "system", *(f"{share:.0%} resident" for share in SHARES), title=title, caption=caption
     )
@@ -164,20 +164,21 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     labels = {system: labels_in(cells[system, share].summary) for system in SYSTEMS}
     lossless = [s for s in SYSTEMS if labels[s].lossy is None and labels[s].is_system]
     best = max(lossless, key=lambda s: cells[s, share].summary["decode_tokens_per_s"])
-    rest = [
-        s
-        for s in lossless
-        if s != best and not _paired(cells[best, share], cells[s, share]).is_decided
-    ]
-    who = f"the fastest lossless system is {best}, with"
-    if rest:
-        who = f"{', '.join([best, *rest])} tie as the fastest lossless systems, {best} with"
-    rate = cells[best, share].summary["decode_tokens_per_s"]
+    ahead = {s: _paired(cells[best, share], cells[s, share]) for s in lossless if s != best}
+    rest = [s for s, one in ahead.items() if not one.is_decided]
+    rate = f"{cells[best, share].summary['decode_tokens_per_s']:.2f} tokens/s"
+    who = f"the fastest lossless system is {best}, with {rate}"
+    if any(one.verdict == TOO_FEW for one in ahead.values()):
+        why = TOO_FEW.partition(": ")[2]
+        who = f"{best} has the highest speed of lossless systems, {rate} (not sure: {why})"
+    elif rest:
+        tied = ", ".join([best, *rest])
+        who = f"{tied} tie as the fastest lossless systems, {best} with {rate}"
     assert found.interval is not None, "the bundled trace has more than one sequence to evaluate on"
     low, high = found.interval
     return (
-        f"At {share:.0%} resident {who} {rate:.2f}"
-        f" tokens/s; {LOSSY} is {found.speedup:.2f}x {BASELINE} (paired 95 % over {found.sequences}"
+        f"At {share:.0%} resident {who};"
+        f" {LOSSY} is {found.speedup:.2f}x {BASELINE} (paired 95 % over {found.sequences}"
         f" sequences: {low:.2f} to {high:.2f}) serving {quality['low_share']:.0%} of needs at low"
         f" precision and skipping {quality['skip_share']:.1%}."
     )

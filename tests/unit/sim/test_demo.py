@@ -181,6 +181,28 @@ def test_the_sentence_is_about_half_of_the_experts(shown: Any) -> None:
     )
 
 
+def test_of_too_few_sequences_nobody_ties_and_no_interval_is_said_to_contain_one() -> None:
+    """Two sequences: ``load_on_demand`` is at 0.23x, and its interval leaves out 1."""
+    cells = {
+        (system, share): demo.Cell(
+            summary(system, share), TIMES[:2] / SPEED[system] / (1 + share), np.ones(2)
+        )
+        for system in SYSTEMS
+        for share in SHARES
+    }
+    interval = demo._speedup(cells, "load_on_demand", 0.5).interval
+    assert interval is not None
+    assert interval[1] < 1
+    few = "fewer than 4 independent sequences"
+    assert demo._answer(cells).startswith(
+        "At 50% resident mixtral_offloading has the highest speed of lossless systems, 7.37"
+        f" tokens/s (not sure: {few}); hobbit is "
+    )
+    caption = str(demo._table(cells).caption)
+    assert f"~: cannot tell: {few}" in caption
+    assert "contains 1" not in caption
+
+
 def test_the_timeline_is_of_the_run_that_loses_something_at_half_of_the_experts(
     shown: Any,
 ) -> None:
