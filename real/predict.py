@@ -40,11 +40,14 @@ from real.suite.prediction import (
     calibrating_facts,
     calibrating_runs,
     lines,
+    named,
     noise_of,
     predict,
     slower,
     write_machine,
 )
+from sim.process.printing import print_text
+from sim.results.labels import told
 from sim.results.outputs import check_writable
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -62,17 +65,22 @@ def main(arguments: Sequence[str]) -> int:
                 check_writable(place)
             rows = _rows(given, words, place)
             found = lines(rows, noise_of(Path(given["data"])))
+            labels = told(named(Path(given["data"])))
             if "output_dir" in given:
-                told = [asdict(row) | {"error": row.error} for row in rows]
-                text = json.dumps(
-                    {"rows": told, "lines": [asdict(line) for line in found]}, indent=1
-                )
+                content = {
+                    "rows": [asdict(row) | {"error": row.error} for row in rows],
+                    "lines": [asdict(line) for line in found],
+                    "labels": labels,
+                }
+                text = json.dumps(content, indent=1)
                 (place / "predicted.json").write_text(text + "\n", encoding="utf-8")
     except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2
     for one in shown(rows, found):
         Console().print(one)
+    for label in labels:
+        print_text(Console(), label)
     if not found:
         print("error: no run was scored, so no line holds", file=sys.stderr)
         return 2
@@ -97,8 +105,8 @@ def _rows(given: dict[str, str], words: Sequence[str], place: Path) -> list[Row]
     else:
         runs = [] if asked == "none" else asked.split(",")
     facts, params = calibrating_facts(folder, runs)
-    for told in facts.left_out:
-        print(f"left out of the calibration: {told}", file=sys.stderr)
+    for one in facts.left_out:
+        print(f"left out of the calibration: {one}", file=sys.stderr)
     facts = slower(facts, _times(given["rates"]))
     write_machine(place, folder, facts, params, contention=given["contention"] == "on")
     return predict(folder, place, runs, words)

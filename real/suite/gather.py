@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from real.suite.pairs import (
     Pair,
 )
 from real.suite.prediction import (
-    REPLAYS,
     Row,
     calibrating_facts,
     calibrating_runs,
+    gates_of_replays,
     noise_of,
     predict,
     predict_on,
@@ -33,9 +33,7 @@ from real.suite.prediction import (
     write_machine,
 )
 from sim.reproduce import field, phone
-from sim.results.labels import labels_of
-from sim.setup.build import build
-from sim.setup.configure import configure
+from sim.results.labels import caption
 
 GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_pcie5")}
 """What a GPU is called here, its measured machine of ``conf/hardware``, and that of data sheets."""
@@ -119,16 +117,11 @@ def _of_row(row: Row, machine: str, file: str, basis: str, noise: float) -> Pair
     role = PREDICTED
     if row.fitted:
         role = FITTED if row.source == "recording" else CALIBRATING
-    gates = _gates(REPLAYS) if row.source == "replay" else ""
+    gates = ""
+    if row.source == "replay":
+        gates = caption([(row.source, gates_of_replays())])
     told = row.source, row.system, row.share, TOKEN, role, row.recorded_s, row.predicted_s
     return Pair(machine, file, basis, *told, noise, gates)
-
-
-def _gates(words: Iterable[str]) -> str:
-    """What must be said of the gates of a run of these words."""
-    cfg, system = configure("system=lru", *words)
-    labels = labels_of(build(cfg, system), None)
-    return "; ".join(filter(None, (labels.synthetic, labels.transplanted)))
 
 
 def of_validation(folder: Path) -> list[Pair]:

@@ -11,7 +11,7 @@ from typing import Any
 from real.suite.gather import CALIBRATION, HALF, basis_of
 from real.suite.pairs import ONE, STALL, STEP, TOKEN, Group, Pair, groups
 from real.suite.prediction import Line, Row, lines
-from sim.results.labels import Labels, write_on
+from sim.results.labels import Labels, told, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
 
 PHONE = "OnePlus 15R"
@@ -89,12 +89,14 @@ def line_cells(line: Line) -> tuple[str, ...]:
 
 
 def markdown(pairs: Sequence[Pair]) -> str:
-    """Both tables, as the page has them."""
+    """Both tables and what must be said of the gates, as the page has them."""
     return "\n".join(
         [
             *_table(HEAD, (cells(group) for group in groups(pairs))),
             "",
             *_table(("line", "found", "asked", ""), map(line_cells, all_lines(pairs))),
+            "",
+            *(f"- {text}" for text in told(named(pairs))),
             "",
         ]
     )
@@ -149,7 +151,7 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
         figure.suptitle(
             "filled: the run had no part in its prediction; grey: within 25 %", fontsize=9
         )
-        write_on(figure, _labels(shown), LETTERS)
+        write_on(figure, named(shown), LETTERS)
         return save(figure, stem)
 
 
@@ -169,11 +171,11 @@ def _legend(axis: Any, colours: Mapping[str, str], bases: Sequence[str]) -> None
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    named: dict[str, list[str]] = {}
+    of_colour: dict[str, list[str]] = {}
     for machine, colour in colours.items():
-        named.setdefault(colour, []).append(machine)
+        of_colour.setdefault(colour, []).append(machine)
     marks: list[object] = [
-        Patch(color=colour, label=", ".join(machines)) for colour, machines in named.items()
+        Patch(color=colour, label=", ".join(machines)) for colour, machines in of_colour.items()
     ]
     marks += [
         Line2D([], [], color="0.4", marker=MARKERS[at % len(MARKERS)], linestyle="", label=name)
@@ -182,7 +184,8 @@ def _legend(axis: Any, colours: Mapping[str, str], bases: Sequence[str]) -> None
     axis.legend(handles=marks, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _labels(pairs: Sequence[Pair]) -> list[tuple[str, Labels]]:
+def named(pairs: Sequence[Pair]) -> list[tuple[str, Labels]]:
+    """What must be said of the gates of each machine's runs."""
     found = dict.fromkeys(
         (pair.machine, gates) for pair in pairs for gates in pair.gates.split("; ") if gates
     )

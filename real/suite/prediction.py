@@ -26,6 +26,7 @@ from sim.engine.simulate import simulate
 from sim.machine.attention import LatentAttention
 from sim.machine.model import Model
 from sim.results.frames import Frames
+from sim.results.labels import Labels, labels_in, labels_of
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
 from sim.values.units import gib
@@ -277,6 +278,25 @@ def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[st
 def predict_on(folder: Path, on: Sequence[str]) -> list[Row]:
     """Every replay in ``folder``, simulated on the machine that the words ``on`` name."""
     return [_replay(row, on, set()) for row in _replays(folder)]
+
+
+def gates_of_replays() -> Labels:
+    """What must be said of the gates of the suite's replays."""
+    cfg, system = configure("system=lru", *REPLAYS)
+    return _of_gates(labels_of(build(cfg, system), None))
+
+
+def named(folder: Path) -> list[tuple[str, Labels]]:
+    """What must be said of the gates of the replays and recordings in ``folder``."""
+    replays = [("replays", gates_of_replays())] if _replays(folder) else []
+    return replays + [
+        (f"recordings of {was.summary['model']}", _of_gates(labels_in(was.summary)))
+        for was in _recordings(folder).values()
+    ]
+
+
+def _of_gates(labels: Labels) -> Labels:
+    return Labels(transplanted=labels.transplanted, synthetic=labels.synthetic)
 
 
 def _replays(folder: Path) -> list[dict[str, Any]]:

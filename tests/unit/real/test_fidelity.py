@@ -14,6 +14,7 @@ from real.fidelity import disagreeing, main
 from real.suite.pairs import read_pairs, validated_of
 from real.suite.prediction import REPLAYS, Row, calibrating_facts, calibrating_runs, write_machine
 from sim.machine.hardware import NEVER
+from sim.results.labels import Labels
 from sim.study.trials import trial
 from sim.values.places import ROOT
 
@@ -31,6 +32,8 @@ def test_it_prints_both_tables_and_leaves_with_1_where_a_line_is_missed(
     assert "as kept in pairs.csv" in told
     assert "errors of predicted times" in told
     assert "missed" in told
+    assert "H100, an engine of threads: TRANSPLANTED: gates of tiny_mixtral, sizes of mix" in told
+    assert "RTX 5090, OnePlus 15R: SYNTHETIC gates: synthetic_qwen3_30b_a3b" in told
     monkeypatch.setattr(fidelity, "all_lines", lambda _: [])
     assert main([]) == 0
 
@@ -84,7 +87,7 @@ def test_a_run_without_a_pair_is_told_with_the_reason(monkeypatch: pytest.Monkey
         ("noise_of", lambda folder: 0.01),
         ("calibrating_facts", lambda folder, runs: (facts, {})),
         ("_predicted", lambda folder, runs, words, **of: rows),
-        ("_gates", lambda words: ""),
+        ("gates_of_replays", Labels),
     ):
         monkeypatch.setattr(fidelity.gather, name, answer)
     monkeypatch.setattr(fidelity, "read_pairs", list)

@@ -76,8 +76,12 @@ def test_replays_that_took_what_was_predicted_hold_every_line(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([f"data={data}", f"output_dir={tmp_path}"]) == 0, capsys.readouterr()
-    assert "MISSED" not in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "MISSED" not in printed
     told = json.loads((tmp_path / "predicted.json").read_text())
+    gates = "TRANSPLANTED: gates of tiny_mixtral, sizes of mixtral_8x7b, 16 of its 32 layers"
+    assert gates in printed
+    assert told["labels"] == [gates]
     assert [row["error"] for row in told["rows"]] == pytest.approx([0.0] * len(CELLS), abs=1e-9)
     assert (tmp_path / "hardware" / f"{NAME}.yaml").is_file()
 
