@@ -121,6 +121,21 @@ def test_an_overview_has_the_times_of_what_is_done_and_the_reasons_of_the_others
     assert refused == [Refused("a=3", "no room"), Refused("a=4", "it failed: died")]
 
 
+def test_of_two_words_for_one_key_an_overview_has_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study's own word that one cell replaced was shared by all, so no title had it: 10 tokens
+    and 1 token looked alike.
+    """
+    given: list[Any] = []
+    monkeypatch.setattr(rows, "overview", lambda *told: given.append(told))
+    base = "workload.decode_tokens=10 system=lru"
+    done = {"status": "done", "summary": "{}", "decode_ns": None}
+    cells = [base, f"{base} workload.decode_tokens=1"]
+    rows.overview_of([{**done, "overrides": words} for words in cells])
+    ((first, second), _), *_ = given
+    assert first.words == ("workload.decode_tokens=10", "system=lru")
+    assert second.words == ("system=lru", "workload.decode_tokens=1")
+
+
 @pytest.mark.parametrize(
     "words",
     [
