@@ -41,8 +41,8 @@ from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import looks, save
 from sim.results.outputs import own_folder
 from sim.results.paired import Paired, paired
-from sim.study.dataset import read_cells
-from sim.study.rows import AXIS, DONE
+from sim.study.dataset import last_cells, read_cells
+from sim.study.rows import AXIS, DONE, words_of
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -112,7 +112,7 @@ def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any]
     The system as it stands is first. Raise ValueError where there is no such cell.
     """
     found: list[tuple[dict[str, Any], tuple[str, ...]]] = []
-    for row in read_cells(study).sort("key").to_dicts():
+    for row in sorted(last_cells(read_cells(study)), key=lambda row: str(row["key"])):
         if row["status"] != DONE or row["trace.split"] != "eval":
             continue
         varied = {
@@ -120,7 +120,7 @@ def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any]
             for key, value in row.items()
             if key.startswith(AXIS) and value is not None and key != f"{AXIS}trace.split"
         }
-        words = [word for word in row["overrides"].split() if not word.startswith(NOT_OURS)]
+        words = [word for word in words_of(row["overrides"]) if not word.startswith(NOT_OURS)]
         found.append((varied, (*words, "trace.split=eval", *overrides)))
     if not found:
         raise ValueError(

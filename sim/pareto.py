@@ -38,7 +38,7 @@ from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
 from sim.results.overview import work_of
 from sim.setup.configure import group_of
-from sim.study.dataset import CELLS, read_cells, read_part
+from sim.study.dataset import CELLS, last_cells, read_cells, read_part
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
 
@@ -230,9 +230,9 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
             summaries.append(_json(path / "summary.json"))
         elif is_cell or (path / CELLS).is_dir():
             table = read_part(path) if is_cell else read_cells(path)
-            if "summary" not in table.columns:
-                raise ValueError(f"{path} has no column summary: it is no study's")
-            summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
+            if not {"summary", "overrides"} <= {*table.columns}:
+                raise ValueError(f"{path} has no columns summary and overrides: it is no study's")
+            summaries += [json.loads(row["summary"]) for row in last_cells(table) if row["summary"]]
         else:
             raise ValueError(
                 f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study"

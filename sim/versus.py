@@ -30,7 +30,7 @@ from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
 from sim.setup.configure import changes
-from sim.study.dataset import read_cells
+from sim.study.dataset import last_cells, read_cells
 from sim.study.rows import DONE, Row, words_of
 from sim.values.units import GIB
 
@@ -268,8 +268,7 @@ def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
 
     Raise ValueError where there are none.
     """
-    # Of cells of the same words, the last recorded holds: the others are of what was edited since.
-    rows: list[Row] = [*{row["overrides"]: row for row in read_cells(dataset).to_dicts()}.values()]
+    rows = last_cells(read_cells(dataset))
     if not rows:
         raise ValueError(
             f"{dataset} has no recorded cells; name the folder that moelab study wrote"

@@ -19,7 +19,7 @@ from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.overview import work_of
 from sim.results.run_log import draft_sites
-from sim.study.dataset import read_cells
+from sim.study.dataset import last_cells, read_cells
 from sim.study.rows import DONE
 
 SHOWN = (
@@ -211,12 +211,16 @@ def _found_in(directory: Path) -> list[Found]:
     """
     if (directory / SUMMARY).exists():
         return [(directory, _summary(directory), None)]
-    rows = {row["key"]: row for row in read_cells(directory).to_dicts() if row["status"] == DONE}
+    recorded = read_cells(directory)
     places = sorted({path.parent for path in directory.rglob(SUMMARY)}, key=_in_order)
+    known = set(recorded["key"])
     found: list[Found] = [
-        (place, _summary(place), None) for place in places if place.name not in rows
+        (place, _summary(place), None) for place in places if place.name not in known
     ]
-    for key, row in rows.items():
+    for row in last_cells(recorded):
+        if row["status"] != DONE:
+            continue
+        key = row["key"]
         times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
         found.append((directory / RUNS / key, json.loads(row["summary"]), times))
     if not found:

@@ -298,6 +298,13 @@ def read_part(part: Path) -> pl.DataFrame:
         ) from None
 
 
+def last_cells(recorded: pl.DataFrame) -> list[Row]:
+    """The rows of what was recorded, of cells of the same words the last: the others are of a file,
+    such as one with a policy, that was edited since.
+    """
+    return [*{row["overrides"]: row for row in recorded.to_dicts()}.values()]
+
+
 def read_cells(directory: str | Path) -> pl.DataFrame:
     """The recorded cells of a study: those of its parts, which
     ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads, and those that are in its journal

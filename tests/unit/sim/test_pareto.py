@@ -225,14 +225,15 @@ def test_runs_studies_and_qualities_are_read_from_where_they_lie(
         (tmp_path / name).write_text(json.dumps(content))
     # Brackets in a name are no pattern.
     (tmp_path / "study [a]" / "cells").mkdir(parents=True)
-    cells = pl.DataFrame(
-        {"summary": [json.dumps(_summary("hobbit", 6.0, ("fp16", "int4"), 0.2)), None]}
-    )
+    # The first was recorded before its policy was edited: of the same words the last one holds.
+    run = json.dumps(_summary("hobbit", 6.0, ("fp16", "int4"), 0.2))
+    before = json.dumps(_summary("hobbit", 7.0, ("fp16", "int4"), 0.2))
+    cells = pl.DataFrame({"summary": [before, None, run], "overrides": ["a=1", "a=2", "a=1"]})
     cell = tmp_path / "study [a]" / "cells" / "part-000001.parquet"
     with cell.open("wb") as file:
         cells.write_parquet(file)
     assert read([cell]) == read([cell.parents[1]])
-    assert [summary["system"] for summary in read([cell])[0]] == ["hobbit"]
+    assert read([cell])[0] == [json.loads(run)]
     words = [str(tmp_path / name) for name in ("run", "q", "study [a]")]
     assert main([*words, f"output_dir={tmp_path / 'out'}"]) == 0
     out = capsys.readouterr().out
@@ -267,11 +268,12 @@ def test_files_that_are_no_runs_are_one_message_with_their_names(
         folder.mkdir(parents=True)
     (broken / "summary.json").write_text("{")
     pl.DataFrame({"a": [1]}).write_parquet(other / "cells" / "part-000001.parquet")
-    none = pl.DataFrame({"summary": [None]}, schema={"summary": pl.String})
+    texts = {"summary": pl.String, "overrides": pl.String}
+    none = pl.DataFrame({"summary": [None], "overrides": ["a=1"]}, schema=texts)
     none.write_parquet(unfinished / "cells" / "part-000001.parquet")
     for folder, told in (
         (broken, f"{broken}/summary.json is no JSON (Expecting property name"),
-        (other, f"{other} has no column summary: it is no study's"),
+        (other, f"{other} has no columns summary and overrides: it is no study's"),
         (unfinished, "there is no finished run that decodes among these paths"),
     ):
         assert main([str(folder)]) == 2

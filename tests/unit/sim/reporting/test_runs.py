@@ -137,17 +137,26 @@ def test_folders_below_stand_in_the_order_of_their_numbers_and_those_before_name
 def test_a_studys_runs_are_its_rows_and_what_lies_below_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three rows one was refused; the first one's files are there, too, and are not read twice."""
+    """Of four rows one was refused, and one is of the first one's words, before a policy was edited.
+    Files of both are there, too, and are not read again.
+    """
     rows = [
-        {"key": key, "status": status, "decode_ns": times, "summary": json.dumps(summary(key))}
+        {
+            "key": key,
+            "status": status,
+            "decode_ns": times,
+            "summary": json.dumps(summary(key)),
+            "overrides": f"system={key[:2]}",
+        }
         for key, status, times in (
+            ("k1 before", "done", [5, 6]),
             ("k1", "done", [5, 7]),
             ("k2", "refused", [1]),
             ("k3", "done", []),
         )
     ]
     monkeypatch.setattr(runs, "read_cells", lambda place: pl.DataFrame(rows))
-    for name in ("k1", "other"):
+    for name in ("k1", "k1 before", "other"):
         write(tmp_path / "runs" / name, summary(f"file of {name}"))
     found = [
         (run.label, run.directory, None if run.kept_ns is None else run.kept_ns.tolist())
