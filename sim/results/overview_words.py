@@ -102,7 +102,9 @@ def _between(ends: tuple[float, float] | None) -> str:
 def notes(found: Overview) -> Iterator[str]:
     """What must be said below a table: labels, what an interval is of, and what was refused."""
     yield from told(found.named())
-    yield f"x best: against the fastest lossless system at the budget, paired. {OVER}"
+    lossless = all(one.best.kind == LOSSLESS for one in found.sets)
+    other = "" if lossless else " (where there is none: the fastest lossy one, else the bound)"
+    yield f"x best: against the fastest lossless system at the budget{other}, paired. {OVER}"
     reasons: dict[str, list[Refused]] = {}
     for one in found.refused:
         # What differs by its numbers alone is one reason: pool 0, pool 3 ..

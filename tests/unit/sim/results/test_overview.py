@@ -112,6 +112,15 @@ def test_an_answer_in_whole_where_runs_tie_or_are_too_few() -> None:
     )
 
 
+def test_ratios_are_not_said_to_be_against_a_lossless_system_where_there_is_none() -> None:
+    lossless, lossy = run("a", 2.0), run("low", 4.0, labels=LOST)
+    told = "x best: against the fastest lossless system at the budget"
+    (always,) = [one for one in notes(overview([lossless, lossy])) if one.startswith("x best")]
+    (never,) = [one for one in notes(overview([lossy])) if one.startswith("x best")]
+    assert always.startswith(f"{told}, paired.")
+    assert never.startswith(f"{told} (where there is none: the fastest lossy one, else the bound),")
+
+
 def test_the_file_of_tables_in_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run without a time by sequence has no interval; of no run there is no figure."""
     drawn.kept(monkeypatch)
