@@ -31,6 +31,8 @@ LEAST_LETTERS = 20
 """No line of a figure is made shorter than this."""
 KEEPS_TIMES = ("hardware.memory_gib", "hardware.reserved_gib")
 """Keys of a machine that say how much it holds, and not what work takes."""
+OF_RUNS = ("lossy", "knows_future", "reference")
+"""Labels that one run of a system may have, and another not; others name what they are about."""
 MOST_NAMES = 6
 """Of more runs than these a caption names the others, or says how many they are."""
 
@@ -196,23 +198,29 @@ def told(named: Named) -> list[str]:
 
     Texts that hold for all of them come first, then those of only some, with their names (of many
     runs: with the others' names, or with how many they are). A name
-    may come several times, with settings that the reader sees anyway. Of its ``changed`` words only
-    those that all of its runs share are said.
+    may come several times, with settings that the reader sees anyway. Where only some of its runs
+    are lossy, or know the future, that is said. Of its ``changed`` words only those that all of its
+    runs share are said.
     """
     kept = list(named)
     names = list(dict.fromkeys(name for name, _ in kept))
-    having: dict[str, list[str]] = {}
+    having: dict[str, dict[str, str]] = {}
+    """By text: the names of the runs that have it, and each as it is written."""
     for kind in TEXTS:
+        texts: dict[str, set[str | None]] = {}
+        for name, labels in kept:
+            texts.setdefault(name, set()).add(getattr(labels, kind))
         for name, labels in kept:
             text = getattr(labels, kind)
-            if text is not None and name not in having.setdefault(text, []):
-                having[text].append(name)
+            if text is not None:
+                in_part = kind in OF_RUNS and None in texts[name]
+                having.setdefault(text, {})[name] = f"{name} (some runs)" if in_part else name
     common = (
         [word for word in kept[0][1].changed if all(word in labels.changed for _, labels in kept)]
         if kept
         else []
     )
-    own: dict[str, list[str]] = {}
+    own: dict[str, dict[str, str]] = {}
     for name in names:
         changed = [set(labels.changed) for of, labels in kept if of == name]
         words = [word for of, labels in kept if of == name for word in labels.changed]
@@ -221,21 +229,22 @@ def told(named: Named) -> list[str]:
             for word in dict.fromkeys(words)
             if word not in common and all(word in c for c in changed)
         ]:
-            own.setdefault(f"with {' '.join(left)}", []).append(name)
-    of_all = [text for text, of in having.items() if len(of) == len(names)]
+            own.setdefault(f"with {' '.join(left)}", {})[name] = name
+    of_all = [text for text, of in having.items() if {*of.values()} == {*names}]
     of_some = [(text, of) for text, of in (having | own).items() if text not in of_all]
     with_all = [f"with {' '.join(common)}"] if common else []
     return [*of_all, *with_all, *(f"{_who(of, names)}: {text}" for text, of in of_some)]
 
 
-def _who(some: Sequence[str], names: Sequence[str]) -> str:
+def _who(some: Mapping[str, str], names: Sequence[str]) -> str:
     """Names in a list that a reader finishes: all of them, or who is left out, or how many."""
     others = [name for name in names if name not in some]
     if len(some) <= MOST_NAMES:
-        return ", ".join(some)
-    if len(others) <= MOST_NAMES:
-        return f"all but {', '.join(others)}"
-    return f"{len(some)} of {len(names)}"
+        return ", ".join(some.values())
+    in_part = " (some runs)" if [*some] != [*some.values()] else ""
+    if others and len(others) <= MOST_NAMES:
+        return f"all but {', '.join(others)}{in_part}"
+    return f"{len(some)} of {len(names)}{in_part}"
 
 
 def caption(named: Named) -> str:

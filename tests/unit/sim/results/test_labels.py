@@ -201,6 +201,17 @@ def test_what_all_have_is_said_once_and_what_some_have_by_their_names() -> None:
     assert told([]) == []
 
 
+def test_that_only_some_runs_of_a_name_are_lossy_or_know_the_future_is_said() -> None:
+    """A study's search has runs of one system on sequences of its fit, and on others."""
+    fitted, exact = Labels(synthetic="S", knows_future="knows it"), Labels()
+    both = [("x", fitted), ("x", exact)]
+    assert told(both) == ["S", "x (some runs): knows it"]
+    assert told([*reversed(both), ("y", fitted)]) == ["S", "x (some runs), y: knows it"]
+    many = [(f"a{n}", one) for n in range(7) for one in (exact, fitted)]
+    assert told(many)[1:] == ["7 of 7 (some runs): knows it"]
+    assert told([*many, ("b", exact)])[1:] == ["all but b (some runs): knows it"]
+
+
 def test_of_many_runs_the_others_are_named_or_they_are_counted() -> None:
     """A front of 83 points names nobody 82 times."""
     lossy, exact = Labels(lossy="lossy"), Labels()
