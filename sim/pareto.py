@@ -59,9 +59,9 @@ class Point:
 
     ``speed`` is decoded tokens a second (more is better); ``loss`` is what is lost by the measure
     (less is better), None where it is not known. Intervals are of 95 %, None where there is none.
-    ``loop`` says in which loop, open or closed, the quality was measured. ``work`` is what was run
-    (`work_of`); ``own`` is what of it, of the model and of the machine not all points share, in
-    words.
+    ``loop`` says in which loop, open or closed, the quality was measured, and ``measured`` with which
+    words, where the run has others. ``work`` is what was run (`work_of`); ``own`` is what of it, of
+    the model and of the machine not all points share, in words.
     """
 
     key: Key
@@ -72,6 +72,7 @@ class Point:
     quality_class: str
     labels: Labels
     loop: str = ""
+    measured: str = ""
     work: Mapping[str, Any] = field(default_factory=dict)
     own: str = ""
 
@@ -129,6 +130,8 @@ def join(
         speed_interval = None if interval is None else (interval[0], interval[1])
         if row is not None:
             point = _point(key, speed, speed_interval, row, measure)
+            with_others = _other_words(summary, row)
+            point = replace(point, labels=labels_in(summary), measured=with_others)
         elif quality_class(summary) == LOSSLESS:
             point = Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, labels_in(summary))
         else:
@@ -145,6 +148,13 @@ def join(
             )
             points.append(replace(_point(key, speed, speed_interval, row, measure), work=shared))
     return _told_apart(points)
+
+
+def _other_words(summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """What to say of the words of a quality where its run has others: of other sequences, say."""
+    words = from_row(row["labels"]).changed
+    same = {*words} == {*summary["overrides"]}
+    return "" if same else f"measured with {' '.join(words) or 'no words'}"
 
 
 def _told_apart(points: Sequence[Point]) -> list[Point]:
@@ -311,7 +321,8 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
             table.add_section()
             table.add_row("", "[i]bounds, no systems:[/i]")
         loss = "?" if point.loss is None else _with_interval(point.loss, point.loss_interval)
-        kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
+        of = ", ".join(filter(None, (point.loop and f"{point.loop} loop", point.measured)))
+        kind = escape(f"{point.quality_class} ({of})" if of else point.quality_class)
         table.add_row(
             "*" if marks[i] else "",
             escape(point.system),

@@ -147,6 +147,22 @@ def test_a_run_gets_the_quality_of_its_own_configuration_the_closed_loops_first(
     assert join(summaries, qualities, "increase")[1].loss == 0.02
 
 
+def test_a_run_keeps_its_own_labels_and_says_the_words_of_a_quality_with_others() -> None:
+    """The speed was of two sequences, and the table said that all was of four."""
+    two = _summary("hobbit", 6.0, ("fp16", "int4"), 0.2) | {"overrides": ["trace.max_sequences=2"]}
+    four = _quality("hobbit", 0.01)
+    four["labels"] = {"changed": ["trace.max_sequences=4"]}
+    (point,) = join([two], [four])
+    heard = Heard()
+    print_points([point], "divergence", heard)
+    (row,) = rows_of(heard.tables[0])
+    assert row["quality"] == "lossy (closed loop, measured with trace.max_sequences=4)"
+    assert "with trace.max_sequences=2" in heard.lines
+    assert "with trace.max_sequences=4" not in heard.lines
+    four["labels"] = {"changed": two["overrides"]}
+    assert join([two], [four])[0].measured == ""
+
+
 def test_one_low_precision_for_all_is_lossy_though_no_share_is_low() -> None:
     few = ("trace.max_sequences=1", "workload.decode_tokens=4")
     for words, expected in (
