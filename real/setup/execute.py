@@ -91,10 +91,12 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Res
             "gap": None,
             "hardware": ran_on(prepared),
         }
-    summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
+    facts = _facts(prepared, run, record)
+    labels = as_it_ran(run, frames, prepared.request)
+    summary["labels"] = replace(labels, machine=_stands_for(labels.machine, facts)).kinds()
     # These times were measured: no error of a simulation is theirs.
     summary["calibration"] |= {"error": None, "ci95": None}
-    return Result({**summary, "real": _facts(prepared, run, record)}, frames)
+    return Result({**summary, "real": facts}, frames)
 
 
 def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
@@ -106,6 +108,21 @@ def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
     engine, labels = request.engine, labels_of(run, frames.lookups)
     is_own = request.device != "null" and (engine.links, engine.compute) == ("free", "free")
     return replace(labels, machine=None) if is_own else labels
+
+
+def _stands_for(machine: str | None, facts: Mapping[str, Any]) -> str | None:
+    """The label of a machine for which a device stood, and whether that was too slow.
+
+    Simulated runs of that machine have its name, too, and may stand beside this one.
+    """
+    if (name := facts.get("stands_for")) is None:
+        return machine
+    told = f"a run on device={facts['device']}, which stands for {name}"
+    if _is_too_late(facts):
+        told += (
+            f": {facts['late_services']['share']:.0%} of services came late, do not trust its times"
+        )
+    return "; ".join(filter(None, (machine, told)))
 
 
 def ran_on(prepared: Prepared) -> str:
@@ -202,14 +219,19 @@ def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
 
 def lateness(facts: Mapping[str, Any]) -> str | None:
     """A warning where this machine could not keep to the times of the machine it stands for."""
-    late = facts.get("late_services")
-    if not late or late["share"] <= MOST_LATE:
+    if not _is_too_late(facts):
         return None
+    late = facts["late_services"]
     return (
         f"WARNING: {late['share']:.0%} of {late['services']} services came late (by up to"
         f" {late['worst_s'] * 1e3:.3g} ms): this machine is too slow or too busy to stand for"
         f" {facts['stands_for']}; its times are not to be trusted"
     )
+
+
+def _is_too_late(facts: Mapping[str, Any]) -> bool:
+    late: Mapping[str, float] = facts.get("late_services") or {}
+    return late.get("share", 0.0) > MOST_LATE
 
 
 def _machine() -> dict[str, Any]:
