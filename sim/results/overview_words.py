@@ -28,6 +28,8 @@ MOST_LINES = 40
 MOST_REFUSED = 3
 """Of runs that are refused for one reason so many are named."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
+UNPAIRED = "not paired, for times by sequence are not known"
+"""Why nobody is called the fastest of runs that left only their summaries."""
 NONE = "-"
 """In place of a number that there is not."""
 LEAST_LINES = 3
@@ -58,8 +60,9 @@ def verdict(found: Set) -> str:
     if near:
         tied = f"{', '.join([best.name, *near])} tie as the fastest {best.kind} systems"
         parts = [f"{where} {tied}, {best.name} with {speed}"]
-    if any(line.ahead and line.ahead.verdict == TOO_FEW for line in others):
-        why = TOO_FEW.removeprefix("cannot tell: ")
+    few = any(line.ahead and line.ahead.verdict == TOO_FEW for line in others)
+    if few or any(line.kind == best.kind and line.ahead is None for line in others):
+        why = TOO_FEW.removeprefix("cannot tell: ") if few else UNPAIRED
         parts = [
             f"{where} {best.name} has the highest speed of {best.kind} systems, {speed} (not sure: {why})"
         ]
