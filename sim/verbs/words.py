@@ -161,6 +161,10 @@ def _check_folder(
             f"output_dir={place} is one folder, and each run of a sweep needs its own: say"
             f" hydra.sweep.dir={place}, or leave the word out"
         )
+    swept = given.get("hydra.sweep.dir", "").strip("'")
+    if verb.sweeps and swept and given.get("overwrite") != "yes" and not is_free(Path(swept)):
+        # Its runs would be refused one by one, and a table of none of them take the place of theirs.
+        raise ValueError(f"hydra.sweep.dir={swept} is not empty; choose another one")
     if place and given.get("overwrite") == "yes":
         folder = Path(place).resolve()
         texts = [*places, *(text for key, text in given.items() if key != "output_dir")]

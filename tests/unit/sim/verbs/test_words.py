@@ -149,6 +149,16 @@ def test_runs_of_a_sweep_share_no_folder() -> None:
     read(verb_of("screen"), ["system=lru", "output_dir=new"])
 
 
+def test_a_sweep_does_not_write_over_the_tables_of_another(tmp_path: Path) -> None:
+    """All its runs were refused, and an empty table took the place of the one that was there."""
+    words = ["system=lru,hobbit", f"hydra.sweep.dir={tmp_path}"]
+    read(verb_of("sweep"), words)
+    (tmp_path / "table.csv").write_text("x")
+    for verb in (verb_of("sweep"), replace(verb_of("run"), sweeps=True)):
+        with pytest.raises(ValueError, match=r"^hydra.sweep.dir=.* is not empty; choose another"):
+            read(verb, words)
+
+
 @pytest.mark.parametrize(
     ("verb", "words"),
     [
