@@ -39,11 +39,10 @@ from real.suite.pairs import (
     validated_of,
     write_pairs,
 )
-from real.suite.pairs_page import HEAD, all_lines, cells, draw, line_cells, markdown, named
+from real.suite.pairs_page import HEAD, all_lines, cells, draw, line_cells, markdown, of_gates
 from sim.machine.hardware import NEVER
 from sim.machine.validated import Validated
 from sim.process.printing import print_text
-from sim.results.labels import told as told_of
 from sim.results.outputs import check_writable
 from sim.verbs.names import names, of_file
 from sim.verbs.table import verb_of
@@ -75,8 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     found = all_lines(pairs)
     console.print(_table("errors of predicted times", HEAD, map(cells, groups(pairs))))
     console.print(_table("what is asked", ("line", "found", "asked", ""), map(line_cells, found)))
-    for line in told_of(named(pairs)):
-        print_text(console, line)
+    for machines, gates in of_gates(pairs):
+        print_text(console, f"{machines}: {gates}")
     wrong = [] if "control" in given else list(disagreeing(validated_of(pairs)))
     for line in wrong:
         print_text(console, line)

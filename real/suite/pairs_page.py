@@ -11,7 +11,7 @@ from typing import Any
 from real.suite.gather import CALIBRATION, HALF, basis_of
 from real.suite.pairs import ONE, STALL, STEP, TOKEN, Group, Pair, groups
 from real.suite.prediction import Line, Row, lines
-from sim.results.labels import Labels, told, write_on
+from sim.results.labels import Labels, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
 
 PHONE = "OnePlus 15R"
@@ -96,7 +96,7 @@ def markdown(pairs: Sequence[Pair]) -> str:
             "",
             *_table(("line", "found", "asked", ""), map(line_cells, all_lines(pairs))),
             "",
-            *(f"- {text}" for text in told(named(pairs))),
+            *_table(("machines", "gates that are not the model's own"), iter(of_gates(pairs))),
             "",
         ]
     )
@@ -190,3 +190,11 @@ def named(pairs: Sequence[Pair]) -> list[tuple[str, Labels]]:
         (pair.machine, gates) for pair in pairs for gates in pair.gates.split("; ") if gates
     )
     return [(machine, Labels(synthetic=gates)) for machine, gates in found]
+
+
+def of_gates(pairs: Sequence[Pair]) -> list[tuple[str, str]]:
+    """The same by text: all of its machines, and the text."""
+    machines: dict[str, list[str]] = {}
+    for machine, labels in named(pairs):
+        machines.setdefault(str(labels.synthetic), []).append(machine)
+    return [("; ".join(of), text) for text, of in machines.items()]

@@ -351,7 +351,7 @@ def _token_s(words: Sequence[str], stored: Sequence[int]) -> float:
 
 
 def taus(rows: Sequence[Row], noise: float) -> dict[float, float]:
-    """By budget: Kendall's tau of the replayed systems' order.
+    """By budget: Kendall's tau of the replayed systems' order, calibrating ones among them.
 
     Pairs count whose recorded times differ by more than twice the ``noise`` of repeats.
     """
@@ -394,7 +394,9 @@ class Line:
 
 
 def lines(rows: Sequence[Row], noise: float = 0.0) -> list[Line]:
-    """What is asked of the scored rows, each source by itself; ``noise`` is for `taus`."""
+    """What is asked: of the errors of scored rows, each source by itself, and of the order of all
+    systems (`taus`, which ``noise`` is for).
+    """
     found = []
     for source in ("replay", "recording"):
         of = [row for row in rows if row.source == source and row.is_scored]
