@@ -42,6 +42,8 @@ KIND, SCHEMA = "moelab certificate", 1
 LARGEST_BYTES = 1 << 22
 SIDES = ("a", "b")
 MEASURE = "time of the steps that decode, by sequence; ratio: b's time over a's"
+CODE = "code that its run imports"
+"""Other code is no fault where a rerun gives the same numbers."""
 PAIR = "pair: ratio, interval, coverage and verdict from the sequences' times"
 NEAR = 1e-9
 """Floats agree up to this share: they went through the same formula, perhaps in another order."""
@@ -278,7 +280,7 @@ def _check_origin(run: Mapping[str, Any], cell: Cell, side: str, rerun: bool) ->
     told = f"it was made by code {run['code']}, and here is {code}"
     after = "the rerun below tells whether that matters" if rerun else "rerun=yes shows whether"
     yield Check(
-        f"{side}: code that its run imports",
+        f"{side}: {CODE}",
         "" if same or rerun else f"{told}; {after} its numbers hold",
         "" if same or not rerun else f"{told}; {after}",
     )

@@ -377,6 +377,34 @@ def test_the_command_prints_each_check_the_claim_the_labels_and_the_verdict(
     ]
 
 
+@pytest.mark.parametrize(
+    ("faults", "verdict"),
+    [
+        (("a: code that its run imports", "b: code that its run imports"), "All else holds."),
+        (("a: code that its run imports", "a: tokens/s"), "It does not hold."),
+    ],
+)
+def test_other_code_alone_is_no_verdict(
+    faults: tuple[str, str],
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    labels = {"labels": Labels().row()}
+    content = {
+        "claim": {"a": "x", "b": "y", "a_is": "faster"},
+        "pair": {"ratio": 2.0, "interval_95": None},
+        "board": "t on h",
+        "runs": {"a": labels, "b": labels},
+    }
+    monkeypatch.setattr(certify, "read_certificate", lambda place: content)
+    monkeypatch.setattr(
+        certify, "checks", lambda found, rerun: [Check("trace"), *(Check(w, "no") for w in faults)]
+    )
+    assert certify.main(["certificate.json"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
+
+
 def test_a_file_may_be_as_large_as_the_largest_and_is_one_of_this_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
