@@ -10,6 +10,21 @@ from sim.results.labels import caption
 from sim.results.paired import TOO_FEW
 from sim.values.units import GIB, NS_PER_S
 
+WAITS = {
+    "demand": "for demand",
+    "behind_demand": "behind other demands",
+    "behind_prefetch": "behind prefetches",
+    "late_prefetch": "for late prefetches",
+    "storage": "for storage",
+    "no_slot": "for a slot",
+    "dense": "for dense blocks",
+    "cpu_join": "for the CPU",
+    "host": "for the host",
+    "predictor": "for the predictor",
+    "no_request": "for requests",
+}
+"""Each of `STALL_PARTS`, as one waits."""
+
 
 def table_of(found: Comparison) -> Table:
     """The table of both runs' time and its difference, part by part."""
@@ -61,7 +76,7 @@ def answer(found: Comparison) -> str:
         total = found.makespans_ns[0] - found.makespans_ns[1]
         sign = -1 if total < 0 else 1
         main = max(differences, key=lambda part: sign * differences[part])
-        name = "computing" if main == COMPUTE else f"waiting for {main.replace('_', ' ')}"
+        name = "computing" if main == COMPUTE else f"waiting {WAITS[main]}"
         why = (
             f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name}"
             f" {differences[main] / NS_PER_S:+.3f} s."

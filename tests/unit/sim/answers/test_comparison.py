@@ -341,7 +341,7 @@ def hand_made() -> Callable[[float], Comparison]:
             (
                 "A (x) is faster than B (y). B's time over A's, paired 95 % over 4 sequences of"
                 " this trace: all steps 1.50x [1.50, 1.50], P(A faster) > 0.999. A's run is -3.000"
-                " s against B's, of which waiting for no slot -3.000 s."
+                " s against B's, of which waiting for a slot -3.000 s."
             ),
         ),
         (
@@ -349,7 +349,7 @@ def hand_made() -> Callable[[float], Comparison]:
             (
                 "A (x) is slower than B (y). B's time over A's, paired 95 % over 4 sequences of"
                 " this trace: all steps 0.50x [0.50, 0.50], P(A faster) < 0.001. A's run is +3.000"
-                " s against B's, of which waiting for no slot +3.000 s."
+                " s against B's, of which waiting for a slot +3.000 s."
             ),
         ),
     ],

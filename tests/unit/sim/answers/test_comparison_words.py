@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from sim.answers.comparison import Comparison
-from sim.answers.comparison_words import answer, table_of
+from sim.answers.comparison_words import WAITS, answer, table_of
 from sim.results.labels import Labels
 from sim.results.paired import Paired
+from sim.results.stalls import STALL_PARTS
 
 S = 1_000_000_000
 SURE = Paired(1.5, (1.25, 1.75), 0.5, 8)
@@ -80,11 +81,11 @@ def test_sequences_that_share_steps_are_told_as_batches() -> None:
         ),
         (
             {"compute": (5 * S, 3 * S), "no_slot": (0, 4 * S), "host": (0, S)},
-            " A's run is -3.000 s against B's, of which waiting for no slot -4.000 s.",
+            " A's run is -3.000 s against B's, of which waiting for a slot -4.000 s.",
         ),
         (
             {"compute": (5 * S, 6 * S), "no_slot": (4 * S, 3 * S)},
-            " A's run is +0.000 s against B's, of which waiting for no slot +1.000 s.",
+            " A's run is +0.000 s against B's, of which waiting for a slot +1.000 s.",
         ),
     ],
     ids=["no part differs", "longer", "shorter", "the same"],
@@ -146,3 +147,9 @@ def test_the_table_has_both_times_of_each_part_that_either_spent_and_their_sum()
     assert [column.justify for column in table.columns] == ["left", "right", "right", "right"]
     assert [row.end_section for row in table.rows] == [False, False, True, False]
     assert (table.title, table.caption) == ("makespan", r"A: \[lossy]")
+
+
+def test_every_part_of_a_stall_has_words() -> None:
+    assert set(WAITS) == set(STALL_PARTS)
+    told = answer(found(parts={"behind_demand": (3 * S, 1 * S)}))
+    assert "of which waiting behind other demands +2.000 s" in told
