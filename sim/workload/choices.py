@@ -26,6 +26,8 @@ Rows = slice | NDArray[np.int64]
 """Selects rows of a `Choices`: consecutive ones by a slice, others by their indices."""
 ALL = slice(None)
 ROWS_AT_ONCE = 4096
+CELLS_AT_ONCE = 1 << 16
+"""Of rows and experts so many scores are routed at once: what is made on the way stays in the cache."""
 Number = TypeVar("Number", bound=np.number[Any])
 
 
@@ -160,10 +162,10 @@ class Choices:
             found[part] = need_order(ids, weights, self.trace.header.stands_in_order)
         return found
 
-    def _parts(self) -> Iterator[tuple[slice, IntArray]]:
+    def _parts(self, rows: int = ROWS_AT_ONCE) -> Iterator[tuple[slice, IntArray]]:
         """Some rows at a time, and their indices in the trace: what is made on the way is small."""
-        for first in range(0, len(self.row), ROWS_AT_ONCE):
-            part = slice(first, first + ROWS_AT_ONCE)
+        for first in range(0, len(self.row), rows):
+            part = slice(first, first + rows)
             yield part, self.row[part]
 
     @cached_property
@@ -227,15 +229,13 @@ class Choices:
                         " scores cannot be turned into experts; choose predictor=none"
                     )
                 places.setdefault(rule, []).append((site, j - 1))
-        # Sites with the same rule are routed together, as many at once as make an array of some MB.
-        together = max(1, ROWS_AT_ONCE // max(1, len(self.row)))
-        for rule, of_rule in places.items():
-            for first in range(0, len(of_rule), together):
-                site_of, ahead = np.array(of_rule[first : first + together]).T
-                scores = lookahead[self.row[:, None], site_of, ahead]
-                row, nth = np.nonzero(np.isfinite(scores).all(axis=-1))
-                at = row, site_of[nth], ahead[nth]
-                experts[at], weights[at] = rule.route(scores[row, nth], self.top_k)
+        for part, rows in self._parts(max(1, CELLS_AT_ONCE // self.experts)):
+            for rule, of_rule in places.items():
+                for site, ahead in of_rule:
+                    scores = lookahead[rows, site, ahead]
+                    kept = np.flatnonzero(np.isfinite(scores).all(axis=-1))
+                    at = part.start + kept, site, ahead
+                    experts[at], weights[at] = rule.route(scores[kept], self.top_k)
         return experts, weights
 
     def graded(self, rule: ScoreRule) -> tuple[IntArray, IntArray]:
