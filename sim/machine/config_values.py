@@ -32,6 +32,14 @@ def optional(config: Config, key: str) -> int:
     return value
 
 
+def flag(config: Config, key: str, default: bool = False) -> bool:
+    """Whether ``key`` says true; null says false, as it does to transformers."""
+    value = config.get(key, default)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{key}={repr(value)[:60]} must be true or false")
+    return bool(value)
+
+
 def listing(config: Config, key: str) -> list[Any]:
     """The list of words or numbers under ``key``, empty where there is none."""
     value = config.get(key)

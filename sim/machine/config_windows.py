@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.machine.config_values import Config, ConfigError, check_length, listing, optional
+from sim.machine.config_values import Config, ConfigError, check_length, flag, listing, optional
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 WINDOW_OF = {FULL: None, SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
@@ -56,7 +56,7 @@ def _dots(config: Config, layer: int, layers: int) -> bool:
 def _qwen2(config: Config, layer: int, layers: int) -> bool:
     """Every second one of the first layers, where that is asked for."""
     last = optional(config, "max_window_layers") if "max_window_layers" in config else 28
-    return bool(config.get("use_sliding_window")) and layer % 2 == 0 and layer < last
+    return flag(config, "use_sliding_window") and layer % 2 == 0 and layer < last
 
 
 def _llama(config: Config, layer: int, layers: int) -> bool:
@@ -90,7 +90,7 @@ ALL_ALIKE: dict[str, Callable[[Config], bool]] = {
     "mixtral": lambda config: bool(config.get("sliding_window")),
     "phimoe": lambda config: bool(config.get("sliding_window")),
     "qwen3_moe": lambda config: (
-        bool(config.get("use_sliding_window")) and config.get("sliding_window", True) is not None
+        flag(config, "use_sliding_window") and config.get("sliding_window", True) is not None
     ),
 }
 """Those whose layers have all the same window, and whether they have one."""

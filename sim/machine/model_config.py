@@ -25,7 +25,7 @@ from sim.machine.config_layers import layers_of
 from sim.machine.config_parts import Widths, parts, parts_once
 from sim.machine.config_quantised import is_read, precisions_of
 from sim.machine.config_refusals import check_known
-from sim.machine.config_values import Config, ConfigError, agreed, number, optional
+from sim.machine.config_values import Config, ConfigError, agreed, flag, number, optional
 from sim.machine.config_windows import windows_of
 from sim.machine.model import Model
 
@@ -76,6 +76,8 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
     leading, per_site, sites, encoder = layers_of(config, name)
     dense = _dense_width(config, name) if leading or per_site else 0
     kv_heads = optional(config, "num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ConfigError(f"{name}: {heads} heads are no multiple of {kv_heads} key-value heads")
     experts = number(config, "experts", name)
     kind = str(config.get("model_type"))
     is_gpt_oss = kind == "gpt_oss"
@@ -111,7 +113,7 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
             other_site_params=in_site,
             other_params=parts_once(config, hidden, dense, heads, sites * per_site),
             vocab=number(config, "vocab", name),
-            tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0 or kind in TIED)),
+            tied_embeddings=flag(config, TIE, encoder > 0 or kind in TIED),
             windows=windows_of(config, leading + sites * (1 + per_site), name),
             source=source,
         )

@@ -195,6 +195,8 @@ def test_what_is_said_of_the_whole_holds_for_its_text_unless_that_says_otherwise
             {"num_attention_heads": 3},
             r"hidden 8 is no multiple of 3 heads, and head_dim is not given",
         ),
+        ({"num_key_value_heads": 3}, r"^small: 2 heads are no multiple of 3 key-value heads$"),
+        ({"tie_word_embeddings": "false"}, r"tie_word_embeddings='false' must be true or false"),
         ({"num_experts_per_tok": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
         (
             {"layer_types": ["star_attention"]},
