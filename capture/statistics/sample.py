@@ -138,7 +138,9 @@ def take(
         left = (
             f" of the {len(kept)} sequences left by exclude={','.join(exclude)}" if exclude else ""
         )
-        raise Unavailable(f"the trace has no {'' if phase == 'all' else phase + ' '}rows{left}")
+        others = "" if phase == "all" else "; phase=all takes those that there are"
+        of_phase = "" if phase == "all" else f"{phase} "
+        raise Unavailable(f"the trace has no {of_phase}rows{left}{others}")
     chosen = chosen[np.argsort(trace.sequence[chosen], kind="stable")]
     columns: dict[str, Any] = {
         name: value[chosen] for name, value in vars(trace).items() if isinstance(value, np.ndarray)

@@ -73,8 +73,8 @@ def load_case(directory: Path, sequences: int, tokens: int) -> Case:
         ]
         if len(able) < 2:
             raise ValueError(
-                f"{directory}: {len(able)} {split} sequences have {tokens} tokens, need 2; lower"
-                " tokens="
+                f"{directory}: {len(able)} {split} sequences have {tokens} tokens without repetition,"
+                " need 2; take fewer tokens=, or a longer trace"
             )
         numbers += able[:sequences]
     trace = cut(trace, numbers, tokens)
