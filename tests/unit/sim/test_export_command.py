@@ -107,7 +107,8 @@ def test_the_fastest_line_is_written_and_told_with_all_that_was_tried(
         "left out -ngl all -c 32: none",
     )
     assert answer == (
-        f"{WHO}: 12.5 tokens/s [12, 13] with {line}; from its [own] gates; {DENSE}. [lossy (x)]"
+        f"{WHO}: 12.5 tokens/s [12, 13] with {line}; from its [own] gates; {DENSE}."
+        " [llama.cpp (some runs): lossy (x)]"
     )
     repeated = f"moelab run flags='{line}' common precision=q4_k_m"
     assert (run, files) == (f"run with: {repeated}", f"files: {place}")

@@ -66,7 +66,7 @@ def test_the_table_has_the_eight_fastest_lines_and_what_they_differ_in() -> None
     ]
     assert table.title == "the fastest 8 of 9 lines"
     assert (table.title_justify, table.pad_edge) == ("left", False)
-    assert table.caption == rf"\[lossy]; {OVER}"
+    assert table.caption == rf"llama.cpp (some runs): \[lossy]; {OVER}"
     table = table_of(cast(Any, SimpleNamespace(layers=16, best=lambda: rows[1:3])))
     assert (table.title, table.row_count) == ("the fastest 2 of 2 lines", 2)
     assert (str(table.columns[3].header), table.caption) == ("tokens/s", ""), "no interval is shown"
