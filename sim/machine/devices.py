@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sim.machine.link_parts import RATES
 from sim.machine.model import Model
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Compute, Hardware
     from sim.machine.link import Link
 
-Bytes = TypeVar("Bytes", int, "NDArray[np.int64]")
 LAYERS, SLICES, COPIES, OWNERS = "layers", "slices", "copies", "owners"
 SPLITS = (LAYERS, SLICES, COPIES, OWNERS)
 OWN, SHARED = "own", "shared"
@@ -140,10 +139,8 @@ class Devices:
         """How many services follow each other on a link for each transfer."""
         return 1 if self.is_dealt or self.links == OWN else self.count
 
-    def over_link(self, moved_bytes: Bytes) -> Bytes:
-        """What a link moves of a transfer of so many bytes (contract C162): a number of them, or a
-        column.
-        """
+    def over_link(self, moved_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What a link moves of each of these transfers of so many bytes (contract C162)."""
         return self.services * -(-moved_bytes // self.parts)
 
     def device_of(self, model: Model) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class RowForecast:
     def likely(self) -> Sequence[float]:
         """`likeliness`, kept: a predictor may give the same forecast at many gates."""
         if self._likely is None:
-            self._likely = summed(self)
+            self._likely = _summed(self)
         return self._likely
 
     @property
@@ -112,10 +112,10 @@ def forecasts_of(
 def likeliness(choice: Choice) -> Sequence[float]:
     """Of each need of a choice, the sum of its weights over the rows, on the scale of the choice."""
     found: Sequence[float] | None = getattr(choice, "likely", None)
-    return summed(choice) if found is None else found
+    return _summed(choice) if found is None else found
 
 
-def summed(choice: Choice) -> Sequence[float]:
+def _summed(choice: Choice) -> Sequence[float]:
     """`likeliness`, computed now."""
     experts, weights, needs = choice.experts, choice.weights.tolist(), choice.needs
     if len(weights) == 1 and len(weights[0]) == len(needs):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 from omegaconf import DictConfig
 
+from helpers.planted import Defect, plant
 from helpers.worked import STAGED, make_run
 from sim.audit.__main__ import audit
 from sim.audit.files import RunFiles
@@ -23,7 +24,6 @@ from sim.results.frames import Frames
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.traces.trace import Trace
-from unit.sim.policies.test_policy_mutants import Defect, plant
 from unit.sim.results.test_worked_runs import NOT_BY_HAND, by_hand, is_same
 
 Configure = Callable[..., DictConfig]
