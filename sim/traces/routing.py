@@ -215,8 +215,11 @@ def _is_finite(value: object) -> bool:
 
 def _scores(logits: Floats, score: str) -> Floats:
     if score == "softmax":
-        shifted = np.exp(logits - logits.max(-1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(-1, keepdims=True))
+        # Over a short last axis ``argmax`` takes a fifth of the time of ``max``.
+        shares = logits - np.take_along_axis(logits, logits.argmax(-1)[..., None], -1)
+        np.exp(shares, out=shares)
+        shares /= shares.sum(-1, keepdims=True)
+        return np.asarray(shares)
     if score == "sigmoid":
         # exp of -|x| never overflows.
         small = np.exp(-np.abs(logits))
@@ -248,12 +251,13 @@ def _largest(values: Floats, count: int) -> NDArray[np.int64]:
     small, this is faster than sorting all experts.
     """
     left = values.copy()
-    rows = np.arange(len(values))
+    flat, first = left.reshape(-1), np.arange(0, left.size, left.shape[-1])
     picked = np.empty((len(values), count), dtype=np.int64)
     for rank in range(count):
+        if rank:
+            # -inf marks both "taken" and "not eligible"; check_experts has made sure of enough others.
+            flat[first + picked[:, rank - 1]] = -np.inf
         picked[:, rank] = left.argmax(-1)
-        # -inf marks both "taken" and "not eligible"; check_experts has made sure of enough others.
-        left[rows, picked[:, rank]] = -np.inf
     return picked
 
 
@@ -272,16 +276,24 @@ def need_order(
     ordered = (weights[..., :-1] > weights[..., 1:]) | (
         (weights[..., :-1] == weights[..., 1:]) & (ids[..., :-1] < ids[..., 1:])
     )
-    others = ~ordered.all(axis=-1) | (ids < 0).any(axis=-1)
+    others = ~_all(ordered) | ~_all(ids >= 0)
     ids, weights = ids[others], weights[others]
     order[others] = np.lexsort((ids, -weights, ids < 0), axis=-1)
     return order
 
 
+def _all(held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """``all`` of the last axis, many times faster where that is short."""
+    found = np.ones(held.shape[:-1], np.bool_)
+    for rank in range(held.shape[-1]):
+        found &= held[..., rank]
+    return found
+
+
 def reorder(order: NDArray[np.integer], *arrays: NDArray[Any]) -> None:
     """Put the choices of each row [.., K] of the ``arrays`` into this order, in place."""
     # Most rows stand in order: to see that is many times faster than to move them.
-    moved = (order != np.arange(order.shape[-1])).any(axis=-1)
+    moved = ~_all(order == np.arange(order.shape[-1]))
     places = order[moved].astype(np.intp)
     for values in arrays:
         values[moved] = np.take_along_axis(values[moved], places, -1)

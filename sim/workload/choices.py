@@ -219,7 +219,8 @@ class Choices:
         lookahead, header = self.trace.lookahead[self.norm], self.trace.header
         experts = np.full((len(self.row), self.sites, self.depth, self.top_k), -1, np.int16)
         weights = np.zeros(experts.shape, np.float32)
-        places: dict[RoutingRule, list[tuple[int, int]]] = {}
+        # By rule, from where to where its experts are forecast: site and distance.
+        asked: dict[RoutingRule, NDArray[np.bool_]] = {}
         for site, reach in enumerate(self.reach):
             for j in range(1, reach + 1):
                 rule = header.sites[site + j].rule
@@ -228,14 +229,15 @@ class Choices:
                         f"trace {header.name} has no routing rule for site {site + j}, so lookahead"
                         " scores cannot be turned into experts; choose predictor=none"
                     )
-                places.setdefault(rule, []).append((site, j - 1))
-        for part, rows in self._parts(max(1, CELLS_AT_ONCE // self.experts)):
-            for rule, of_rule in places.items():
-                for site, ahead in of_rule:
-                    scores = lookahead[rows, site, ahead]
-                    kept = np.flatnonzero(np.isfinite(scores).all(axis=-1))
-                    at = part.start + kept, site, ahead
-                    experts[at], weights[at] = rule.route(scores[kept], self.top_k)
+                of_rule = asked.setdefault(rule, np.zeros((self.sites, self.depth), np.bool_))
+                of_rule[site, j - 1] = True
+        cells = self.sites * self.depth * self.experts
+        for part, rows in self._parts(max(1, CELLS_AT_ONCE // cells)):
+            scores = lookahead[rows, :, : self.depth]
+            known = np.isfinite(scores).all(axis=-1)
+            for rule, of_rule in asked.items():
+                kept = known & of_rule
+                experts[part][kept], weights[part][kept] = rule.route(scores[kept], self.top_k)
         return experts, weights
 
     def graded(self, rule: ScoreRule) -> tuple[IntArray, IntArray]:
