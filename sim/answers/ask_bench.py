@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, as_completed
 
 from sim.study.trials import Trial, trial
-from sim.verbs.names import chosen_by
 
 
 class _Late(BaseException):
@@ -79,11 +78,5 @@ class Bench:
             try:
                 found[asked[future]] = future.result()
             except (ValueError, OSError) as error:
-                refused.append((" ".join(asked[future]), _why(asked[future], error)))
+                refused.append((" ".join(asked[future]), " ".join(str(error).split())))
         return found, sorted(refused)
-
-
-def _why(words: tuple[str, ...], error: Exception) -> str:
-    """Why a system was refused, in one line; a command to fit its predictor can be typed as told."""
-    predictor = chosen_by(words[0].partition("=")[2], "predictor")
-    return " ".join(str(error).split()).replace("predictor=...", f"predictor={predictor}")

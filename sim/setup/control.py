@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.core.controller import Controller
+from sim.fitting.artefact import ArtefactError
 from sim.fitting.prepare import prepare
 from sim.machine.devices import route_of
 from sim.setup.own_policies import check_answers
@@ -19,20 +20,32 @@ from sim.workload.steps import Workload
 
 
 def prepare_parts(
-    parts: Parts, sections: Sequence[str], workload: Workload, geometry: Geometry | None = None
+    parts: Parts,
+    sections: Sequence[str],
+    workload: Workload,
+    geometry: Geometry | None = None,
+    predictor: str | None = None,
 ) -> dict[str, int]:
     """Give the policies of these sections what they require.
 
-    Return, by section, on how many of the run's sequences that rests which the policy knows.
+    ``predictor``: the file that the run's predictor is chosen by; a refusal names it in the command
+    that fits one. Return, by section, on how many of the run's sequences that rests which the policy
+    knows.
     """
     directory, precision = trace_directory(parts.trace.path), parts.precision.constant
     policies = parts.policies()
-    return {
-        name: prepare(
-            policies[name], name, workload, directory, geometry=geometry, precision=precision
-        )
-        for name in sections
-    }
+    try:
+        return {
+            name: prepare(
+                policies[name], name, workload, directory, geometry=geometry, precision=precision
+            )
+            for name in sections
+        }
+    except ArtefactError as error:
+        if predictor is None:
+            raise
+        told = str(error).replace("predictor=...", f"predictor={predictor}")
+        raise ArtefactError(told) from None
 
 
 def make_controller(geometry: Geometry, parts: Parts, kv_room: KvRoom | None = None) -> Controller:

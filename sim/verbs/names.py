@@ -94,6 +94,17 @@ def chosen_by(system: str, group: str) -> str | None:
     return None
 
 
+def chosen_predictor(run: str) -> str | None:
+    """The file of a run's predictor, by the run's name: its own word, or what its system chooses.
+
+    >>> chosen_predictor("sida"), chosen_predictor("lru predictor=learned")
+    ('token_routes', 'learned')
+    """
+    system, *words = run.split() or [""]
+    own = [word.partition("=")[2] for word in words if word.startswith("predictor=")]
+    return own[-1] if own else chosen_by(system, "predictor")
+
+
 def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Two nested dictionaries; a section stays one where the other has null."""
     found = dict(base)

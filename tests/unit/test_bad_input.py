@@ -269,7 +269,10 @@ CASES = {
     ),
     "no fit for this trace": (
         "predictor=next_site",
-        r"no fit next_site comes with the project for trace \w+; fit one",
+        (
+            r"no fit next_site comes with the project for trace \w+; fit one with moelab fit"
+            r" predictor=next_site trace\.path="
+        ),
     ),
     "norms the trace does not have": (
         "workload.lookahead_norm=renormed",

@@ -20,7 +20,7 @@ def test_trials_run_once_and_refused_ones_say_why_in_their_order(
     run: list[tuple[str, ...]] = []
     errors = {
         "system=random": OSError("no trace"),
-        "system=fiddler": ValueError("fit it:\n  moelab fit predictor=..."),
+        "system=fiddler": ValueError("fit it:\n  moelab fit"),
         "system=fifo": KeyError("a fault of the program"),
     }
 
@@ -31,7 +31,6 @@ def test_trials_run_once_and_refused_ones_say_why_in_their_order(
         return words[1]
 
     monkeypatch.setattr(ask_bench, "trial", trial)
-    monkeypatch.setattr(ask_bench, "chosen_by", lambda system, group: f"{group} of {system}")
     told: list[int] = []
     with ThreadPoolExecutor(1) as pool:
         bench = Bench(["common=1"], pool, lambda: told.append(bench.begun), 10)
@@ -43,7 +42,7 @@ def test_trials_run_once_and_refused_ones_say_why_in_their_order(
                 ("system=lru", "precision=int4"): "system=lru",
             }
             assert refused == [
-                ("system=fiddler", "fit it: moelab fit predictor=predictor of fiddler"),
+                ("system=fiddler", "fit it: moelab fit"),
                 ("system=random", "no trace"),
             ]
         assert len(run) == bench.begun == len(told) == 4
