@@ -257,6 +257,8 @@ def sentences(points: Sequence[FrontPoint]) -> list[str]:
         f"{len(on)} of {len(points)} points are on the front of speed and measured KL: "
         f"{', '.join(str(point.number) for point in on)}."
     )
+    if len(points) < 3:
+        return lines  # two points are always in one order or the other
     orders = [
         ("what is low or skipped", sums),
         ("what is low", [point.proxy[0] for point in points]),

@@ -81,7 +81,8 @@ class SearchResult:
 
     ``found``: the best trial, or with several objectives the Pareto front on ``fit``.
     ``baseline``: the objectives on ``fit`` and on ``eval`` of the study without parameters.
-    ``trials`` and ``failed`` are counts.
+    ``trials`` and ``failed`` are counts. ``refused``: the values of those of the best that cannot run
+    on ``eval``, and why.
     """
 
     search: Search
@@ -89,6 +90,7 @@ class SearchResult:
     baseline: tuple[Objectives, Objectives]
     trials: int
     failed: int
+    refused: tuple[tuple[Mapping[str, Any], str], ...] = ()
     labels: tuple[tuple[str, Labels], ...] = ()
     """The labels of the runs on ``eval``: the baseline, and what was found."""
 
@@ -217,22 +219,34 @@ def run_search(
         _trials(optuna, study, search, plan, run, tell)
         best = [study.best_trial] if search.is_single else study.best_trials
         judged = run([_cell(plan, trial.params, "eval") for trial in best])
-        found = [
-            Found(
-                trial.params, tuple(trial.values), _objectives(search, row), _compare(row, base[1])
-            )
-            for trial, row in zip(best, judged, strict=True)
-            if row["status"] == DONE
-        ]
         again = _again(study)
         failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials) - again
-        at = (_objectives(search, base[0]), _objectives(search, base[1]))
-        done = [
-            ("as it stands", base[1]),
-            *(("found", row) for row in judged if row["status"] == DONE),
-        ]
-        labels = tuple((name, labels_in(json.loads(row["summary"]))) for name, row in done)
-        return SearchResult(search, tuple(found), at, len(study.trials) - again, failed, labels)
+        counts = len(study.trials) - again, failed
+        return _result(search, base, list(zip(best, judged, strict=True)), *counts)
+
+
+def _result(
+    search: Search, base: Sequence[Row], judged: Sequence[tuple[Any, Row]], trials: int, failed: int
+) -> SearchResult:
+    """``base``: the rows of the study without parameters, on ``fit`` and on ``eval``. ``judged``: the
+    best trials, each with its row on ``eval``.
+    """
+    done = [(trial, row) for trial, row in judged if row["status"] == DONE]
+    refused = [(t.params, str(row["error"])) for t, row in judged if row["status"] != DONE]
+    found = [
+        Found(trial.params, tuple(trial.values), _objectives(search, row), _compare(row, base[1]))
+        for trial, row in done
+    ]
+    labelled = [("as it stands", base[1]), *(("found", row) for _, row in done)]
+    return SearchResult(
+        search,
+        tuple(found),
+        (_objectives(search, base[0]), _objectives(search, base[1])),
+        trials,
+        failed,
+        tuple(refused),
+        tuple((name, labels_in(json.loads(row["summary"]))) for name, row in labelled),
+    )
 
 
 def _trials(
@@ -391,15 +405,20 @@ def told(study: str, result: SearchResult) -> str:
     ]
     lines.append(f"as it stands (fit / eval): {_reached(names, *result.baseline)}")
     for found in result.found:
-        words = " ".join(
-            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in found.values.items()
-        )
         lines.append(
-            f"{words}\n  {_reached(names, found.fit, found.eval)}; on eval it decodes"
+            f"{_words(found.values)}\n  {_reached(names, found.fit, found.eval)}; on eval it decodes"
             f" {found.speedup} as fast ({found.speedup.verdict})"
         )
+    for values, why in result.refused:
+        lines.append(f"{_words(values)}\n  is among the best on fit, and is refused on eval: {why}")
     return "\n".join([*lines, *labels_told(result.labels), OVER])
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in values.items()
+    )
 
 
 def _reached(names: Sequence[str], fit: Objectives, judged: Objectives) -> str:

@@ -196,6 +196,7 @@ def test_the_table_and_the_figure_name_each_point_and_what_the_proxies_are_worth
         f"{len(on)} of 7 points are on the front of speed and measured KL: {', '.join(on)}." in text
     )
     assert "Rank correlation" in sentences(points)[-1]
+    assert "Rank correlation" not in " ".join(sentences(points[:2])), "two are always in an order"
     assert MADE_UP in text
     files = draw(points, tmp_path)
     assert all(place.stat().st_size > 1000 for place in files)

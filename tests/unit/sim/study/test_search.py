@@ -343,6 +343,7 @@ def test_the_answer_has_every_number_on_fit_and_on_eval() -> None:
         ((1.0, 20000.4), (0.5, 25.0)),
         9,
         2,
+        (({"share": 0.5}, "it is too small"),),
         (("as it stands", Labels(lossy="lossy (x)")), ("found", Labels(lossy="lossy (x)"))),
     )
     assert told("s", result).splitlines() == [
@@ -354,6 +355,8 @@ def test_the_answer_has_every_number_on_fit_and_on_eval() -> None:
         "slots=3",
         "  decode_tokens_per_s 1 / 3  makespan_s 2 / 4; on eval it decodes"
         f" 0.50x [no interval] as fast ({found[1].speedup.verdict})",
+        "share=0.5",
+        "  is among the best on fit, and is refused on eval: it is too small",
         "lossy (x)",
         OVER,
     ]

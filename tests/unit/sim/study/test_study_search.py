@@ -18,7 +18,7 @@ from sim.results.paired import paired
 from sim.study.cells import Cell
 from sim.study.dataset import read_cells
 from sim.study.plan import Plan, make_plan
-from sim.study.rows import Row
+from sim.study.rows import REFUSED, Row
 from sim.study.search import _compare, make_search, run_search, told
 from sim.study.worker import run_cell
 from sim.values.code import project_digest
@@ -110,6 +110,25 @@ def test_a_refused_trial_is_a_failed_one_and_the_search_goes_on(tmp_path: Path) 
     result = run_search(asked, Here(), tmp_path, quiet)
     assert 0 < result.failed < 4
     assert result.found[0].values == {"budget.resident_share": 0.5}
+
+
+def test_a_best_trial_that_is_refused_on_eval_is_told_with_the_reason(tmp_path: Path) -> None:
+    class RefusedOnEval(Here):
+        def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
+            rows = super().run(study, cells, output_dir)
+            for row in rows:
+                if row.get("axis.cache") is not None and row["trace.split"] == "eval":
+                    row |= {"status": REFUSED, "error": "no room"}
+            return rows
+
+    result = run_search(plan(trials=2, sampler="random"), RefusedOnEval(), tmp_path, quiet)
+    assert not result.found
+    ((values, why),) = result.refused
+    assert why == "no room"
+    assert (
+        f"cache={values['cache']}\n  is among the best on fit, and is refused on eval: no room"
+        in (told("x", result))
+    )
 
 
 @pytest.mark.parametrize("launcher", [Here, lambda: Stopped(0)])
