@@ -19,10 +19,10 @@ from sim.setup import configure
 
 def system_name() -> str:
     """The run's name: the system and every mechanism of it that the command line replaced, such as
-    ``hobbit precision=fp16``. Raise ValueError for a file that another hides.
+    ``hobbit precision=fp16``. Raise ValueError as `configure.check_own_files` does.
     """
     chosen = HydraConfig.get()
-    configure.check_hidden(chosen)
+    configure.check_own_files(chosen)
     return configure.system_name(chosen.runtime.choices.get("system"), chosen.overrides.task)
 
 

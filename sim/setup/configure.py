@@ -33,7 +33,7 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
         values, chosen = plainly
         return DictConfig(values | {"output_dir": "unused"}), system_name(chosen, overrides)
     whole = composed_by_hydra(overrides, config)
-    check_hidden(whole.hydra)
+    check_own_files(whole.hydra)
     system = whole.hydra.runtime.choices.get("system")
     cfg = DictConfig({name: value for name, value in whole.items() if name != "hydra"})
     return cfg, system_name(system, overrides)
@@ -75,15 +75,20 @@ def in_a_line(error: Exception) -> str:
     return " ".join(kept)
 
 
-def check_hidden(hydra: Any) -> None:
-    """Raise ValueError for a chosen file of somebody's own that is not read, because one of
-    ``conf/`` has its name: Hydra looks there first. ``hydra``: the part of a configuration that is
-    Hydra's.
+def check_own_files(hydra: Any) -> None:
+    """Raise ValueError for a folder of ``hydra.searchpath`` that is not there, and for a chosen file
+    of somebody's own that is not read, because one of ``conf/`` has its name: Hydra looks there
+    first. ``hydra``: the part of a configuration that is Hydra's.
     """
-    for folder in hydra.searchpath:
+    for folder in (place.removeprefix("file://") for place in hydra.searchpath):
+        if "://" not in folder and not Path(folder).is_dir():
+            raise ValueError(
+                f"hydra.searchpath={list(hydra.searchpath)}: {folder} is no folder that can be seen"
+                f" from {Path.cwd()}; give its whole path"
+            )
         for key, name in hydra.runtime.choices.items():
             file = Path(key.partition("@")[0]) / f"{name}.yaml"
-            own, shipped = Path(folder.removeprefix("file://")) / file, CONF / file
+            own, shipped = Path(folder) / file, CONF / file
             if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
                 raise ValueError(
                     f"{own} is not read: {name_of(shipped)} has the same name and comes first;"

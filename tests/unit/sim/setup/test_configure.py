@@ -127,6 +127,17 @@ def test_only_what_surrounds_a_system_and_is_not_so_anyway_is_a_change(
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.filterwarnings("ignore:provider=hydra.searchpath")
+def test_a_folder_of_own_files_that_is_not_there_is_refused(scheme: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    configure("system=lru", f"hydra.searchpath=[{scheme}{tmp_path}/mine,pkg://sim]")
+    with pytest.raises(
+        ValueError, match=rf"searchpath=.*: {tmp_path}/yours is no folder .*whole path"
+    ):
+        configure("system=lru", f"hydra.searchpath=[{scheme}{tmp_path}/yours]")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_file_of_ones_own_that_one_of_conf_hides_is_refused(scheme: str, tmp_path: Path) -> None:
     """Hydra looks in ``conf/`` first, so what was changed in a copy would change nothing."""
     shipped = CONF / "hardware" / "rtx4090_pcie4.yaml"
