@@ -44,11 +44,14 @@ for _ in sys.stdin:
 
 
 class Worker:
-    """A process that simulates a run as often as it is asked to."""
+    """A process that simulates a run as often as it is asked to. ``kind``: what it says first."""
 
-    def __init__(self, python: Path, words: list[str], folder: Path | None) -> None:
+    def __init__(
+        self, python: Path, words: list[str], folder: Path | None, script: str = WORKER
+    ) -> None:
+        self._told = f"{python} in {folder}: {' '.join(words)}"
         self._process = subprocess.Popen(
-            [python, "-c", WORKER, *words],
+            [str(python), "-c", script, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -60,7 +63,7 @@ class Worker:
         assert self._process.stdout is not None
         if answer := self._process.stdout.readline().strip():
             return answer
-        raise SystemExit(f"{self._process.args!r} has ended")
+        raise SystemExit(f"the process of {self._told} has ended")
 
     def run(self) -> tuple[float, int, str]:
         """CPU time in s, token-layers, and the hash of what came out."""
