@@ -28,9 +28,9 @@ from sim.policies.base import (
 )
 from sim.policies.requires import Requires
 from sim.policies.row_forecast import RowForecast
+from sim.setup.own_arguments import check_takes, is_own, watched
 from sim.values.types import REROUTE, Geometry, Place, PoolPlan
 
-OWN = ("sim", "real", "capture")
 _INTERFACES: Mapping[str, type] = {
     "predictor": Predictor,
     "cache": CachePolicy,
@@ -47,17 +47,26 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
     and for an object that is no policy of its section.
     """
     for section, policy in policies.items():
+        if isinstance(policy, dict):
+            raise ValueError(
+                f"{section}: the chosen file has no _target_, the class that it makes; add"
+                " _target_: MODULE.CLASS to it"
+            )
         at, interface = _Answers(section, policy), _INTERFACES[section]
         names = {name for name in dir(interface) if not name.startswith("_")}
+        names |= {*interface.__annotations__}
         # ``dir`` of an object makes CPython 3.11 look up all its methods anew at each call.
         missing = names - {*dir(type(policy))}
         if lacking := sorted(missing and missing - {*dir(policy)}):
+            inherits = interface in type(policy).__mro__
+            way = "say it in the class, as" if inherits else "let it inherit"
             raise ValueError(
-                f"{at.who} has no {', '.join(lacking)}; let it inherit"
-                f" sim.policies.base.{interface.__name__}"
+                f"{at.who} has no {', '.join(lacking)}; {way}"
+                f" sim.policies.base.{interface.__name__}{' does' if inherits else ''}"
             )
-        if _is_own(type(policy)):
+        if is_own(type(policy)):
             continue
+        check_takes(at.who, policy, interface)
         if not isinstance(policy.requires, Requires):
             at.refuse("requires", policy.requires, "a Requires of sim.policies.requires")
         said = _SAID.get(section)
@@ -73,18 +82,15 @@ def check_answers(policies: Mapping[str, Policy], geometry: Geometry) -> None:
     """
     for section, policy in policies.items():
         own = type(policy)
-        if _is_own(own) or "_is_checked" in vars(own):
+        if is_own(own) or "_is_checked" in vars(own):
             continue
         at = _Answers(section, policy)
+        own = watched(at.who, own, _INTERFACES[section])
         about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__slots__": ()}
         questions = _QUESTIONS[section](at, own, geometry)
         kind: Any = type(own)
         checked = kind(own.__name__, (own,), {**about, "_is_checked": True, **questions})
         object.__setattr__(policy, "__class__", checked)
-
-
-def _is_own(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in OWN
 
 
 class _Answers:
@@ -212,7 +218,7 @@ def _check_forecast(at: _Answers, choice: Choice, geometry: Geometry) -> None:
         at.refuse("predict: keys", choice.keys, f"{keys}, the keys of `needs` at precision 0")
     if len(choice.tokens) != count:
         at.refuse("predict: tokens", choice.tokens, f"{count} numbers, one for each need")
-    if not isinstance(choice, RowForecast) and _is_own(type(choice)):
+    if not isinstance(choice, RowForecast) and is_own(type(choice)):
         return
     experts, weights = np.asarray(choice.experts), np.asarray(choice.weights)
     if experts.ndim != 2 or weights.shape != experts.shape:

@@ -1,0 +1,134 @@
+"""A policy of one's own that changes what it is given makes another run: it is refused by name."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.machine.model import Model
+from sim.policies.base import PrecisionSelector, Predictor
+from sim.policies.recency import LRU
+from sim.setup.own_policies import check_answers, check_said
+from sim.study.trials import prepared, trial
+from sim.values.types import Geometry
+
+GEOMETRY = Geometry(4, 8, 2, ("fp16", "int4"), (16.0, 4.0), (100, 25), 1000)
+MODEL = Model("m", 4, 8, 2, 8, 16, 2, 2, 4, 16, "by hand")
+KEYS = [3, 1]
+
+
+class Sorts(LRU):
+    def on_requests(self, keys: Any, wanted: Any, outcomes: Any, gate: Any) -> None:
+        keys.sort()
+
+
+class Unblocks(LRU):
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        yield 0
+        blocked[1] = 0
+        yield 1
+
+
+class Zeroes(Predictor):
+    def predict(self, gate: Any) -> Iterator[Any]:
+        return iter(())
+
+    def observe(self, gate: Any) -> None:
+        gate.experts[:] = 0
+
+
+def checked(section: str, policy: Any) -> Any:
+    check_answers({section: policy}, GEOMETRY)
+    return policy
+
+
+def test_a_list_that_was_given_may_not_be_changed() -> None:
+    cache = checked("cache", Sorts("global", initial="ascending"))
+    with pytest.raises(ValueError, match=r"^cache: \S+\.Sorts: `on_requests` changes keys, which"):
+        cache.on_requests(KEYS.copy(), [0, 0], [1, 1], SimpleNamespace())
+
+
+def test_an_array_of_a_gate_may_not_be_changed() -> None:
+    gate = SimpleNamespace(needs=KEYS, experts=np.array([KEYS]))
+    with pytest.raises(ValueError, match=r"\.Zeroes: `observe` changes gate\.experts, which"):
+        checked("predictor", Zeroes()).observe(gate)
+
+
+def test_what_is_blocked_may_not_be_changed_between_two_victims() -> None:
+    blocked = bytearray(b"\0\1\0\1")
+    victims = checked("cache", Unblocks("global", initial="ascending")).victims(0, 5, blocked)
+    assert next(victims) == 0
+    blocked[3] = 0  # the controller's own change is not the policy's
+    with pytest.raises(ValueError, match=r"\.Unblocks: `victims` changes blocked, which it may"):
+        next(victims)
+
+
+def test_who_changes_nothing_answers_as_before() -> None:
+    class Copies(LRU):
+        def on_requests(self, keys: Any, wanted: Any, outcomes: Any, gate: Any) -> None:
+            sorted(keys)
+
+        def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+            return iter((2, 0))
+
+    cache = checked("cache", Copies("global", initial="ascending"))
+    cache.on_requests(KEYS, [0, 0], [1, 1], SimpleNamespace(needs=KEYS))
+    assert list(cache.victims(0, 5, bytearray(4))) == [2, 0]
+    assert type(cache).__qualname__ == Copies.__qualname__
+
+
+def test_a_method_with_other_arguments_is_refused_before_the_run() -> None:
+    class Short(LRU):
+        def victims(self, pool: int) -> Iterator[int]:  # type: ignore[override]
+            return iter(())
+
+    told = (
+        r"\.Short: `victims` takes \(pool: 'int'\) -> 'Iterator\[int\]', and is given \(pool,"
+        r" incoming, blocked\); write it as sim\.policies\.base\.CachePolicy\.victims is$"
+    )
+    with pytest.raises(ValueError, match=told):
+        check_said({"cache": Short("global", initial="ascending")}, MODEL)
+
+
+def test_what_an_interface_leaves_to_the_class_must_be_said() -> None:
+    class Silent(PrecisionSelector):
+        def select(self, choice: Any, resident: Any) -> Sequence[int]:
+            return [0]
+
+    with pytest.raises(
+        ValueError, match=r"\.Silent has no precisions; say it in the class, as sim"
+    ):
+        check_said({"precision": Silent()}, MODEL)  # type: ignore[abstract]
+
+
+# Contracts: C113
+def test_a_run_whose_cache_sorts_its_requests_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said 43.8 % served by other experts, and a time."""
+    source = """
+        from sim.policies.recency import LRU
+
+        class Sorting(LRU):
+            def on_requests(self, keys, wanted, outcomes, gate):
+                super().on_requests(keys, wanted, outcomes, gate)
+                keys.sort()
+        """
+    (tmp_path / "sorting.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    (tmp_path / "cache").mkdir()
+    text = "_target_: sorting.Sorting\nscope: global\ninitial: ascending\n"
+    (tmp_path / "cache" / "sorting.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "cache" / "nothing.yaml").write_text("scope: global\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    words: tuple[str, ...] = ("system=lru", "trace.max_sequences=1", "workload.decode_tokens=2")
+    words += ("budget.resident_share=0.3", f"hydra.searchpath=[file://{tmp_path}]")
+    with pytest.raises(ValueError, match=r"^cache: sorting\.Sorting: `on_requests` changes keys"):
+        trial((*words, "cache=sorting"))
+    with pytest.raises(ValueError, match=r"^cache: the chosen file has no _target_"):
+        prepared((*words, "cache=nothing"))
