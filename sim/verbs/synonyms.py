@@ -40,13 +40,16 @@ def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
     ['machine=rtx4090_pcie4', 'hardware.memory_gib=12']
     >>> spoken(verb_of("run"), ["machine.memory_gib=12", "trace.path=mine (1)"])
     ['hardware.memory_gib=12', "trace.path='mine (1)'"]
+    >>> spoken(verb_of("frontier"), ["machine=rtx3060_pcie4"])
+    ['hardware=rtx3060_pcie4']
     """
     meant = dict(meanings(verb))
+    is_section = verb.config and verb.option(KEYS[0][1]) is None
     found = []
     for word in words:
         key, equals, text = word.partition("=")
         own = meant.get(f"{key}{equals}")
-        if key.startswith(f"{KEYS[0][1]}.") and verb.config:
+        if (key == KEYS[0][1] and is_section) or (key.startswith(f"{KEYS[0][1]}.") and verb.config):
             word = in_configuration(word)
         if key == "trace.path" or (key == "output_dir" and verb.is_hydra):
             word = f"{key}={','.join(map(_path, text.split(',')))}"

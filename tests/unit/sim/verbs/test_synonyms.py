@@ -62,3 +62,11 @@ def test_a_command_gets_the_words_as_it_declares_them(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "argv", ["moelab"])
     assert moelab.main(["run", "system=lru", "machine=rtx3090_pcie4"]) == 0
     assert got == [["system=lru", "hardware=rtx3090_pcie4"]]
+
+
+def test_a_machine_is_one_word_also_where_a_verb_has_no_option_for_it() -> None:
+    """It was "no setting", and a cache was said to be meant."""
+    found = spoken(verb_of("frontier"), ["system=lru", "machine=rtx3060_pcie4"])
+    assert found == ["system=lru", "hardware=rtx3060_pcie4"]
+    assert spoken(verb_of("ask"), ["machine=generic"]) == ["machine=generic"]
+    assert spoken(verb_of("models"), ["machine=generic"]) == ["machine=generic"]
