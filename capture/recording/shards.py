@@ -1,12 +1,14 @@
 """The directory of an unfinished capture, from which a killed capture is continued.
 
 Each shard is a file of tensors with a few facts. It is written under another name and then renamed,
-so it is there whole or not at all. ``run.json`` says what is being captured, so that no other
+so it is there whole or not at all. Its sha256 lies beside it: a shard that was altered since would be
+taken for what the model did. ``run.json`` says what is being captured, so that no other
 capture is continued by mistake.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from capture.models.discover import CaptureError
 
 RUN_FILE = "run.json"
+AGAIN = "remove it, and it is recorded again"
 
 
 class Shards:
@@ -32,6 +35,8 @@ class Shards:
 
     def __init__(self, output_dir: Path, identity: Mapping[str, Any]) -> None:
         self.directory = output_dir.parent / f".{output_dir.name}.capture"
+        self._known: set[str] = set()
+        """Shards that this object wrote or compared with their digests."""
         self._tell(json.loads(json.dumps(identity)))
 
     def _tell(self, identity: dict[str, Any]) -> None:
@@ -56,7 +61,21 @@ class Shards:
         self._replace(place, json.dumps(identity, indent=1, sort_keys=True).encode())
 
     def has(self, name: str) -> bool:
-        return self._place(name).exists()
+        """Whether a shard is there. Raise `CaptureError` for one that was altered."""
+        place = self._place(name)
+        if name in self._known or not place.exists():
+            return name in self._known
+        told = self._digest(name)
+        try:
+            with place.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            is_same = not told.exists() or told.read_text(encoding="ascii") == found
+        except (OSError, ValueError) as error:
+            raise CaptureError(f"{place}: cannot be read ({error}); {AGAIN}") from None
+        if not is_same:
+            raise CaptureError(f"{place}: was altered after it was written; {AGAIN}")
+        self._known.add(name)
+        return True
 
     def save(
         self, name: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
@@ -64,7 +83,9 @@ class Shards:
         """Write a shard; after this call it survives even if the process is killed."""
         whole = {key: values.contiguous() for key, values in tensors.items()}
         content = safetensors.torch.save(whole, metadata={"facts": json.dumps(facts)})
+        self._replace(self._digest(name), hashlib.sha256(content).hexdigest().encode())
         self._replace(self._place(name), content)
+        self._known.add(name)
 
     def site(self, name: str, key: str, site: int) -> torch.Tensor | None:
         """One site's part [N, ..] of a tensor [N, S, ..]; None if the shard has no such tensor.
@@ -99,12 +120,13 @@ class Shards:
         try:
             return safe_open(self._place(name), framework="pt")
         except (OSError, SafetensorError) as error:
-            raise CaptureError(
-                f"{self._place(name)}: {error}; remove it, and it is recorded again"
-            ) from None
+            raise CaptureError(f"{self._place(name)}: {error}; {AGAIN}") from None
 
     def _place(self, name: str) -> Path:
         return self.directory / f"{name}.safetensors"
+
+    def _digest(self, name: str) -> Path:
+        return self.directory / f"{name}.sha256"
 
     def _replace(self, place: Path, content: bytes) -> None:
         draft = place.with_name(f"{place.name}.draft")

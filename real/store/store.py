@@ -197,7 +197,10 @@ def read_header(path: Path) -> StoreHeader:
     try:
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
-                raise StoreError(f"{path} is no store of experts: it begins otherwise")
+                raise StoreError(
+                    f"{path} is no store of experts: it begins otherwise; delete it, and the next"
+                    " run writes it anew, or choose another engine.store_dir"
+                )
             length = int(stream.readline(20))
             if not 0 < length < HEADER_LIMIT:
                 raise ValueError(f"a header of {length} bytes")

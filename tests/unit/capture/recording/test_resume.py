@@ -167,3 +167,23 @@ def test_shards_are_whole_or_not_there(tmp_path: Path) -> None:
     (shards.directory / "run.json").write_text("{")
     with pytest.raises(CaptureError, match="cannot be read"):
         Shards(tmp_path / "out", {"seed": 1})
+
+
+def test_a_shard_that_was_altered_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """Its numbers were taken for the model's: the trace had other scores, or was refused for their
+    size at the end, with no word of the shard."""
+    shards = Shards(tmp_path / "trace", {"model": "one"})
+    shards.save("a", {"x": torch.zeros(64)}, {})
+    place = shards.directory / "a.safetensors"
+    whole = place.read_bytes()
+    place.write_bytes(whole[:-4] + b"ZZZZ")
+    again = Shards(tmp_path / "trace", {"model": "one"})
+    with pytest.raises(
+        CaptureError, match=r"a\.safetensors: was altered .*; remove it, and it is rec"
+    ):
+        again.has("a")
+    place.unlink()
+    assert not again.has("a")
+    again.save("a", {"x": torch.zeros(64)}, {})
+    assert place.read_bytes() == whole
+    assert Shards(tmp_path / "trace", {"model": "one"}).has("a")
