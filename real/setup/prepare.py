@@ -24,6 +24,7 @@ from real.store.work import Weights
 from sim.machine.model import Model
 from sim.results.run import Run
 from sim.setup.build import build
+from sim.setup.own_gates import own_gates
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS
@@ -239,6 +240,7 @@ def prepare_replay(
         run = build(request.simulated, request.system, trace, changed=request.changed)
         return Prepared(request, run, maker_of(request.device)(run, None, request.engine), None)
     model = make_object(request.simulated.model)
+    _check_gates(request, model, trace)
     folder = weights_folder(request.engine, model)
     if folder is None:
         forms: Sequence[ExpertForm] = [StandInForm(model, site) for site in range(model.sites)]
@@ -258,6 +260,12 @@ def prepare_replay(
     )
     weights = weights_of(request, model, store, forms)
     return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
+
+
+def _check_gates(request: Request, model: Model, trace: Trace | None) -> None:
+    """Raise ValueError for a model without gates before its store is written, which takes long."""
+    if trace is None and request.simulated.trace.get("path") is None:
+        own_gates(model)
 
 
 def weights_folder(engine: Engine, model: Model) -> Path | None:
@@ -378,6 +386,7 @@ def prepare_live(
             f" {', '.join(sorted(path.parent.name for path in ASSETS.glob('*/config.json')))}, or"
             " give engine.weights"
         )
+    _check_gates(request, model, trace)
     from real.store.weightless import load_weightless
 
     weightless = load_weightless(settings_of(request, folder))

@@ -10,8 +10,10 @@ import pytest
 from helpers.cpu_runs import FREE, Prepare
 from real.driver.settings import Engine
 from real.host.cpu import CpuDevice
+from real.setup.prepare import prepare_replay, read_request
 from real.store.store import Store
 from real.store.variants import StoreError
+from sim.setup.configure import configure
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -90,3 +92,11 @@ def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
     with pytest.raises(StoreError, match=r"No space left on device.*it takes \d+ bytes; make room"):
         prepare("system=lru", *FREE, store_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_gates_is_refused_before_its_store_is_written(tmp_path: Path) -> None:
+    words = ("model=tiny_mixtral", "model.sites=3", "model.experts=5", "engine.weights=stand_in")
+    cfg, _ = configure(*words, f"engine.store_dir={tmp_path}", "system=lru", config="real")
+    with pytest.raises(ValueError, match=r"^there are no gates of 3 x 5 top-2 for model tiny_mix"):
+        prepare_replay(read_request(cfg, "lru"))
+    assert not list(tmp_path.iterdir())
