@@ -15,6 +15,7 @@ It writes nothing. Any other word is an override of the runs, as for ``python -m
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -61,7 +62,9 @@ def calibrate(words: Sequence[str], progress: Shown) -> tuple[Run, Fit]:
         key, equals, text = word.partition("=")
         if key == "step" and equals:
             step = _number(text)
-        elif key.split(".")[0] == "predictor" or key in ("trace.split", "outputs", "output_dir"):
+        elif key == "output_dir":
+            raise ValueError(f"{word}: a calibration writes no file; leave it out")
+        elif key.split(".")[0] == "predictor" or key in ("trace.split", "outputs"):
             raise ValueError(
                 f"{word}: a calibration runs the fit sequences without a predictor; leave it out"
             )
@@ -125,9 +128,9 @@ def fit_cache(words: Sequence[str], progress: Shown) -> list[str]:
             f" {len(fit.points)} points; {fit.near_best()} cost at most 1 % more than the best, the"
             f" worst costs {fit.penalties[-1]:.4f}"
         ),
-        *(f"  {cost:.4f}  {text}" for text, cost in table(fit, ROWS)),
+        *(f"  {cost:.4f}  {shlex.quote(text)}" for text, cost in table(fit, ROWS)),
         *told([("", labels_of(run, None))]),
-        override(fit.best),
+        shlex.quote(override(fit.best)),
     ]
 
 

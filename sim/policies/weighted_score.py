@@ -27,13 +27,19 @@ class WeightedScore(WeightedTerms):
 
     def __init__(
         self,
-        weights: Mapping[str, float],
+        weights: Mapping[str, float] | str,
         scope: str = "precision",
         shares: Sequence[float] = (0.8, 0.2),
         initial: str = "ascending",
         quotas: Quotas | Sequence[int] = (),
     ) -> None:
         super().__init__(scope, shares, initial, quotas)
+        if isinstance(weights, str):
+            terms = ",".join(f"{term}:0.25" for term in self.TERMS)
+            raise ValueError(
+                f"cache.weights={weights} must name each of {', '.join(self.TERMS)}: in quotes, as a"
+                f" shell takes braces apart, 'cache.weights={{{terms}}}'"
+            )
         numbers = [
             w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool)
         ]

@@ -471,9 +471,9 @@ def test_a_calibrated_cache_tells_its_best_points_in_order(
     for line, point, cost in zip(table, points, costs, strict=False):
         assert (
             line
-            == f"  {cost:.4f}  cache.weights={{recency:{point['recency']:g},use:{point['use']:g}}}"
+            == f"  {cost:.4f}  'cache.weights={{recency:{point['recency']:g},use:{point['use']:g}}}'"
         )
-    assert (label, best) == ("lossy (x)", "cache.weights={recency:0,use:1}")
+    assert (label, best) == ("lossy (x)", "'cache.weights={recency:0,use:1}'")
 
 
 class _Named:

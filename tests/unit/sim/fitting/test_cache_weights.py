@@ -99,6 +99,9 @@ def test_the_best_point_costs_what_a_run_with_its_weights_costs() -> None:
         ),
         (["trace.split=eval"], "runs the fit sequences without a predictor; leave it out"),
         (["cache.weights.lru=-1"], "cache.weights need"),
+        # What a shell makes of braces without quotes.
+        (["cache.weights=lru:0.5", "cache.weights=fld:0.5"], "in quotes, as a shell takes braces"),
+        (["output_dir=fits"], "writes no file"),
         (["no_such_group=1"], "no_such_group"),
     ],
 )
@@ -131,13 +134,13 @@ def test_a_calibration_is_told_by_its_best_points_and_how_flat_they_are(
     assert lines == [
         "3 fit sequences of t, 6 points; 3 cost at most 1 % more than the best, the worst costs"
         " 0.7500",
-        "  0.2000  cache.weights={lru:0,fld:1}",
-        "  0.2010  cache.weights={lru:0.125,fld:0.875}",
-        "  0.2020  cache.weights={lru:0.25,fld:0.75}",
-        "  0.2021  cache.weights={lru:0.375,fld:0.625}",
-        "  0.5000  cache.weights={lru:0.5,fld:0.5}",
+        "  0.2000  'cache.weights={lru:0,fld:1}'",
+        "  0.2010  'cache.weights={lru:0.125,fld:0.875}'",
+        "  0.2020  'cache.weights={lru:0.25,fld:0.75}'",
+        "  0.2021  'cache.weights={lru:0.375,fld:0.625}'",
+        "  0.5000  'cache.weights={lru:0.5,fld:0.5}'",
         "note of 1",
-        "cache.weights={lru:0,fld:1}",
+        "'cache.weights={lru:0,fld:1}'",
     ]
 
 
