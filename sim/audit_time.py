@@ -36,6 +36,8 @@ from sim.results.outputs import check_writable
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
+from sim.verbs.names import names
+from sim.verbs.words import check_names
 
 OWN = "output_dir="
 
@@ -70,6 +72,7 @@ def audit(folder: Path, words: Sequence[str]) -> tuple[TimeAudit, str, Labels]:
     """
     was = read_recorded(folder)
     summary, asked = was.summary, words_of(was.summary, words)
+    _check_found(asked)
     cfg, system = configure("outputs=summary", *asked)
     run = build(cfg, system, stored_bytes=stored_bytes(summary), changed=changes(asked))
     frames = Frames(
@@ -93,6 +96,18 @@ def audit(folder: Path, words: Sequence[str]) -> tuple[TimeAudit, str, Labels]:
             " are not audited; record it with input=replay"
         )
     return found, f"{title} against {summary['hardware']}", labels_of(run, frames.lookups)
+
+
+def _check_found(words: Sequence[str]) -> None:
+    """Raise ValueError for a file of somebody's own, which the run chose and its words do not find:
+    where files lie is no word of a run.
+    """
+    if any(word.startswith("hydra.searchpath") for word in words):
+        return
+    for word in words:
+        group, _, name = word.partition("=")
+        if names(group):
+            check_names(group, name, group, several=False)
 
 
 def _chosen(tables: Tables) -> set[tuple[int, int, int]]:

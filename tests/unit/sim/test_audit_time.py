@@ -55,6 +55,23 @@ def test_as_many_gates_that_chose_other_experts_are_refused(
     assert "chose other experts than those of its simulation" in capsys.readouterr().err
 
 
+def test_a_machine_of_ones_own_that_no_word_finds_is_refused_with_the_words_that_do(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a run was asked for beside its words is in none of its files."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "mine" / "hardware" / "ours.yaml"
+    place.parent.mkdir(parents=True)
+    place.write_text("defaults: [rtx4090_pcie4, _self_]\nname: ours\n", encoding="utf-8")
+    assert main([str(run), "hardware=ours"]) == 2
+    way = "mine/hardware/ours.yaml is found by hardware=ours 'hydra.searchpath=[mine]'"
+    assert capsys.readouterr().err.strip().endswith(way)
+    assert main([str(run), "hardware=ours", "hydra.searchpath=[mine]"]) == 0
+
+
 def test_words_given_take_the_place_of_the_runs_own() -> None:
     summary = {
         "system": "floe payload=active_share_nominal",
