@@ -103,7 +103,7 @@ VERBS = (
         "Compute a model's sizes from its transformers configuration alone.",
         (
             Option("from", "its config.json", Kind.PLACE, is_needed=True),
-            Option("name", "name of the model", default="the folder's"),
+            Option("name", "the model's, as its trace has it", default="the folder's"),
             Option("output", "the file to write, in a folder named model", default="printed"),
         ),
         (

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from helpers.round_machine import small
-from sim.machine.replayed_gates import check_gates
+from sim.machine.replayed_gates import check_gates, replaying
 from sim.traces.header import ModelShape
+from sim.values.places import ROOT
 
 
 def shape(**changes: Any) -> ModelShape:
@@ -90,3 +91,17 @@ def test_a_trace_with_layers_that_draft_or_experts_that_compute_nothing_must_be_
             rf" {sizes['expert_intermediate']}; those of model small are 8 x 16; to replay",
         ):
             check_gates(small(), shape(**other), "t")
+
+
+def test_the_tutorials_own_model_runs_its_own_gates() -> None:
+    """It was called ``own``, and every run over its capture was labelled as a transplant."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    captured = re.search(r"^moelab capture model=(\S+)", page, re.M)
+    named = re.search(
+        r"^moelab models from=\S+ name=(\S+) output=mine/model/(\S+)\.yaml$", page, re.M
+    )
+    assert captured is not None
+    assert named is not None
+    assert f"trace.path=my_trace model={named[2]} 'hydra.searchpath=[mine]'" in page
+    assert replaying(small(name=named[1]), captured[1]).transplant is None
+    assert replaying(small(name="own"), captured[1]).transplant is not None
