@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_size, complete
 from capture.importers.passes import SEQUENCES, phases_of
 from capture.importers.source import (
+    IDS,
     INT16_MAX,
     INT32_MAX,
     Imported,
@@ -235,9 +236,9 @@ def _check_experts(
 ) -> None:
     ordered = np.sort(ids, axis=-1)
     again = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(-1)
-    for wrong, rule in (
-        ((ids >= num_experts).any(-1), f"must lie in 0..{num_experts - 1}"),
-        (again, "must not repeat in a line"),
+    for wrong, rule, way in (
+        ((ids >= num_experts).any(-1), f"must lie in 0..{num_experts - 1}", IDS),
+        (again, "must not repeat in a line", None),
     ):
         if wrong.any():
             row = int(wrong.argmax())
@@ -246,4 +247,5 @@ def _check_experts(
                 True,
                 [expert for expert in ids[row].tolist() if expert >= 0],
                 rule,
+                way,
             )

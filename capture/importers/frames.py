@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from capture.importers.source import ImportFailure, Refuse, require_file, unreadable
+from capture.importers.source import IDS, ImportFailure, Refuse, require_file, unreadable
 from sim.traces.trace import TraceError
 
 WHOLE = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
@@ -149,7 +149,8 @@ def refuse_first(
     if wrong.any():
         at = int(wrong.argmax())
         rule = f"must lie in {least}..{most}"
-        refuse(f"row {row[at]}, {name}", True, values[at].item(), rule)
+        is_id = name == "experts" and values[at] > most
+        refuse(f"row {row[at]}, {name}", True, values[at].item(), rule, IDS if is_id else None)
 
 
 def no_null(refuse: Refuse, name: str, column: pl.Series, row: Ints) -> None:

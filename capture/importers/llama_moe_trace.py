@@ -124,12 +124,13 @@ def _layers(refuse: Refuse, table: NDArray[np.int64]) -> list[int]:
     ends = (np.diff(position) != 0) | (np.diff(layer) <= 0)
     layers: list[int] = layer[: int(np.argmax(ends)) + 1 if ends.any() else None].tolist()
     refuse("first position", position[0] != 0, int(position[0]), "must be 0")
-    whole = len(table) % len(layers) == 0
-    rule = f"must be a multiple of {len(layers)}, the layers of position 0"
-    refuse("lines of decoded tokens", not whole, len(table), rule, "cut the last position")
-    by_position = layer.reshape(-1, len(layers))
+    # The first line that is out of turn, before a last position that is cut short.
+    full = len(table) // len(layers) * len(layers)
+    by_position = layer[:full].reshape(-1, len(layers))
     differs = by_position != by_position[0]
     refuse.where("layer of a position's line", differs, by_position, f"must be {layers} in turn")
+    rule = f"must be a multiple of {len(layers)}, the layers of position 0"
+    refuse("lines of decoded tokens", full != len(table), len(table), rule, "cut the last position")
     positions = position.reshape(-1, len(layers))
     refuse.where(
         "position of a layer's line",

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.importers.source import (
+    IDS,
     INT16_MAX,
     INT32_MAX,
     ImportFailure,
@@ -135,8 +136,9 @@ def check_ids(
 
     ``least`` is -1 where rows may have fewer than K choices.
     """
-    wrong = (ids < least) | (ids >= num_experts)
-    refuse.where(name, wrong, ids, f"must lie in {least}..{num_experts - 1}")
+    rule = f"must lie in {least}..{num_experts - 1}"
+    refuse.where(name, ids < least, ids, rule)
+    refuse.where(name, ids >= num_experts, ids, rule, IDS)
     ordered = np.sort(ids, axis=-1)
     repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     refuse.where(

@@ -24,6 +24,10 @@ Track = Callable[[Sequence[Item], str], Iterable[Item]]
 INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
 LARGEST_LINE_BYTES = 1 << 26
 RESTORE = "restore the file, or import another one"
+IDS = "give experts= as the model has them; where the file counts them from 1, write them from 0"
+"""What to do about an id that no expert of the model has."""
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+"""How packed files begin."""
 
 
 class ImportFailure(ValueError):
@@ -57,11 +61,18 @@ class Refuse:
         if wrong:
             raise TraceError(self.file, name, value, rule, remedy or self.remedy)
 
-    def where(self, name: str, wrong: NDArray[np.bool_], values: NDArray[Any], rule: str) -> None:
+    def where(
+        self,
+        name: str,
+        wrong: NDArray[np.bool_],
+        values: NDArray[Any],
+        rule: str,
+        remedy: str | None = None,
+    ) -> None:
         """Refuse the first of ``values`` that is ``wrong``; both have the same shape."""
         if wrong.any():
             place = tuple(int(index) for index in np.argwhere(wrong)[0])
-            self(f"{name}{list(place)}", True, values[place].item(), rule)
+            self(f"{name}{list(place)}", True, values[place].item(), rule, remedy)
 
     def whole(self, name: str, value: object, least: int, most: int) -> int:
         """``value`` as a whole number in ``least..most``."""
@@ -168,7 +179,12 @@ def lines_of(path: Path, refuse: Refuse) -> Iterator[tuple[int, str]]:
             refuse(
                 f"line {number}", len(line) > LARGEST_LINE_BYTES, f"{len(line)} bytes or more", rule
             )
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if number == 1:
+                packed = next((PACKED[mark] for mark in PACKED if line.startswith(mark)), "")
+                refuse(
+                    "file", bool(packed), f"packed ({packed})", "must be text", "unpack it first"
+                )
+                line = line.removeprefix(codecs.BOM_UTF8)
             yield number, decoded(line, refuse, f"line {number}").rstrip("\r\n")
 
 

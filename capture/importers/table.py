@@ -58,6 +58,7 @@ from capture.importers.parts import (
     no_order,
 )
 from capture.importers.source import (
+    IDS,
     INT16_MAX,
     INT32_MAX,
     Imported,
@@ -88,6 +89,8 @@ EXAMPLE = (
     " experts 3 17"
 )
 """A token at a site, column by column."""
+MEND = "correct the file"
+APART = "columns stand between commas, numbers of a list between spaces, without quotes"
 NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", re.A)
 LARGEST_FILE_BYTES = 1 << 33
 
@@ -123,7 +126,8 @@ def _csv_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]:
             _check_names(refuse, "line 1", names)
             continue
         rule = f"must have {len(names)} values, as line 1 has names"
-        refuse(f"line {number}", len(cells) != len(names), line, rule)
+        refuse(f"line {number}", not line, line, rule, "remove the empty line")
+        refuse(f"line {number}", len(cells) != len(names), line, rule, f"{MEND}: {APART}")
         for name, cell in zip(names, cells, strict=True):
             apart = name in LISTS and SEPARATOR.search(cell) is not None
             refuse(f"line {number}, {name}", apart, cell, "must be numbers separated by spaces")
@@ -135,6 +139,7 @@ def _check_names(refuse: Refuse, place: str, names: list[str]) -> None:
     missing = [name for name in NEEDED_COLUMNS if name not in names]
     rule = f"must name the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
     way = f"add {'them' if missing[1:] else 'it'}: {EXAMPLE}"
+    way = APART if len(names) == 1 and re.search("[;\\t]", names[0]) else way
     refuse(place, bool(missing), ",".join(names), rule, way)
     known = ", ".join((*NEEDED_COLUMNS, *OPTIONAL_COLUMNS))
     for name in names:
@@ -234,6 +239,9 @@ def _experts(refuse: Refuse, name: str, value: object, num_experts: int) -> list
     if not isinstance(value, list) or len(value) > MOST_EXPERTS:
         refuse(name, True, value, rule)
         return []
+    for expert in value:
+        above = isinstance(expert, int) and expert >= num_experts
+        refuse(name, above, expert, f"must be a whole number in 0..{num_experts - 1}", IDS)
     found = [refuse.whole(name, expert, 0, num_experts - 1) for expert in value]
     refuse(name, len(set(found)) != len(found), found, "must not repeat")
     return found
@@ -256,7 +264,7 @@ def _weights(refuse: Refuse, name: str, value: object, num_experts: int) -> list
 
 def _read(name: str, request: Request, parse: Parse) -> Imported:
     facts = complete(request.facts, {}, "imported")
-    refuse = Refuse(request.path.name)
+    refuse = Refuse(request.path.name, MEND)
     require_file(
         "path", request.path, f"a {name} file", LARGEST_FILE_BYTES, "split it between two sequences"
     )
@@ -269,6 +277,14 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
     at = "line 2" if name == "csv" else "line 1"
     refuse(at, not columns.numbers["line"], "absent", "must be a token at a site")
     lines = columns.lines(is_weighted)
+    lowest = int(lines.layer.min())
+    refuse(
+        "lowest site",
+        lowest > 0,
+        lowest,
+        "must be 0: sites count the blocks with experts from 0",
+        f"subtract {lowest} from every site",
+    )
     top_k = request.options.get("top_k")
     rows = rows_of(lines, tokens_of(lines, refuse), refuse, None if top_k is None else int(top_k))
     recording = Recording(

@@ -82,6 +82,8 @@ def test_files_behind_one_another_are_sequences(tmp_path: Path) -> None:
         ("3,1,2\n", "first position", "must be 0"),
         ("0,2,2\n0,1,3\n", "layer of a position's line[1, 0]", "must be [2] in turn"),
         ("0,1,2\n0,2,3\n1,1,2\n", "lines of decoded tokens", "must be a multiple of 2"),
+        # To cut the last position did not mend a line that lacks in the middle.
+        ("0,1,2\n0,2,3\n1,2,3\n2,1,2\n2,2,3\n", "layer of a position's line[1, 0]", "in turn"),
         ("0,1,2\n0,2,3\n1,1,2\n1,3,2\n", "layer of a position's line[1, 1]", "must be [1, 2]"),
         ("0,1,2\n0,2,3\n1,1,2\n2,2,2\n", "position of a layer's line[1, 1]", "the same for all"),
         ("0,1,2\n2,1,2\n", "position[0]", "must be one more than the last, or 0"),

@@ -6,8 +6,9 @@ Refusals name the line.
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,10 @@ def test_a_wrong_value_is_refused_by_line_field_and_rule(
     error = refusal(name, write(tmp_path, name, content))
     assert (error.file, error.field) == (f"routes.{name}", f"line {first_line(name) + 1}, {field}")
     assert rule in str(error)
-    assert "restore the file" in str(error)
+    way = "give experts= as the model has them; where the file counts them from 1"
+    assert str(error).endswith("; correct the file") or (
+        change == {"experts": [8, 1]} and way in str(error)
+    )
 
 
 @both
@@ -372,3 +376,43 @@ def test_more_experts_a_token_than_there_are_is_refused_by_its_word(
 ) -> None:
     told = failure(name, write(tmp_path, name, lines()), top_k="99", experts="8")
     assert str(told) == "top_k=99 must be at most experts=8"
+
+
+@both
+def test_ids_and_sites_that_count_from_1_are_told_so(tmp_path: Path, name: str) -> None:
+    """They were to be restored, though the file was just as its owner wrote it; or a line was to be
+    added for a site 0 that no token has."""
+    content = [{**line, "experts": [one + 1 for one in line["experts"]]} for line in lines()]
+    error = str(refusal(name, write(tmp_path, name, content)))
+    assert "experts is 8, must be a whole number in 0..7; give experts= as the model has" in error
+    content = [{**line, "site": line["site"] + 1} for line in lines()]
+    error = str(refusal(name, write(tmp_path, name, content)))
+    assert "lowest site is 1, must be 0" in error
+    assert error.endswith("; subtract 1 from every site")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            lambda text: text + "\n",
+            "must have 8 values, as line 1 has names; remove the empty line",
+        ),
+        (lambda text: text.replace(",", ";"), "columns stand between commas, numbers of a list"),
+        (lambda text: text.replace("decode,0,", "decode,0,0,"), "correct the file: columns stand"),
+    ],
+)
+def test_a_csv_in_other_signs_is_told_which_are_read(
+    tmp_path: Path, changed: Callable[[str], str], told: str
+) -> None:
+    path = write(tmp_path, "csv", lines())
+    path.write_text(changed(path.read_text()))
+    assert told in str(refusal("csv", path))
+
+
+@both
+def test_a_packed_file_is_to_be_unpacked(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name, lines())
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    error = str(refusal(name, path))
+    assert error.endswith("file is 'packed (gzip)', must be text; unpack it first")
