@@ -26,6 +26,11 @@ from sim.results.paired import Paired
 from sim.setup.execute import execute
 from sim.study.trials import Trial, prepared
 from sim.values.places import quoted
+from sim.verbs.synonyms import spoken
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
+
+RUN = verb_of("run")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,13 +154,19 @@ def run(system: str, *words: str, progress: bool = False, **options: object) -> 
     >>> run("lru", "trace.max_sequences=2", budget__resident_share=0.25, outputs="summary")
     With 25% of the expert bytes resident, lru decodes at ... tokens/s (95 % over 2 sequences: ...
     """
-    if "=" in system:
+    if not isinstance(system, str) or "=" in system:
         raise ValueError(f"the first word is the system's name, got {system!r}: run('lru', ...)")
     own = [*words, *(_word(name, value) for name, value in options.items())]
     if any(re.match(r"\+*output_dir=", word) for word in own):
         raise ValueError("run() writes nothing, so output_dir= has no use; call .write(DIR)")
+    if any(word.startswith("flags=") for word in own):
+        raise ValueError(
+            "flags= choose a system themselves, and run() names one; moelab run has them"
+        )
+    asked = spoken(RUN, [f"system={system}", *own])
+    read(RUN, asked)  # refuses as the command line does, with the nearest name
     begun = time.perf_counter()
-    one = prepared([f"system={system}", "outputs=all", *own])
+    one = prepared([asked[0], "outputs=all", *asked[1:]])
     result = execute(one, Console(stderr=True) if progress else None)
     wall_s = round(time.perf_counter() - begun - result.bounds_wall_s, 3)
     return SimulatedRun({**result.summary, "wall_s": wall_s}, one.config, result.frames)

@@ -200,13 +200,19 @@ def test_a_value_of_python_is_read_by_hydra_as_that_value(value: object) -> None
         (("lru", "output_dir=x"), {}, "call .write"),
         (("lru",), {"output_dir": "x"}, "call .write"),
         (("lru",), {"trace__max_sequences": object()}, "trace__max_sequences=<object"),
-        (("lru",), {"trace__max_sequencs": 1}, "max_sequencs"),
-        (("lruu",), {}, "lruu"),
+        # As on the command line: hydra's own message told to append what nobody knows.
+        (("lru",), {"trace__max_sequencs": 1}, "did you mean max_sequences"),
+        (("lruu",), {}, "there is no system 'lruu'; did you mean lru"),
+        (("lru",), {"cache": "mru"}, "there is no cache 'mru'; did you mean lru"),
+        (("lru", "machine=rtx3060"), {}, "there is no hardware 'rtx3060'"),
+        (("lru",), {"trace__path": "nowhere"}, "there is no such file or folder"),
+        (("lru",), {"flags": "-c 8192"}, "moelab run has them"),
+        ((3,), {}, "the first word is the system's name, got 3"),
         (("lru",), {"budget__resident_share": 2.0}, "resident_share"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(
-    words: tuple[str, ...], options: dict[str, object], says: str
+    words: tuple[Any, ...], options: dict[str, object], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
         run(*words, **options)
