@@ -39,7 +39,14 @@ def check_model(settings: Settings) -> dict[str, Any]:
     try:
         plain, _ = transformers.PretrainedConfig.get_config_dict(settings.model)
     except _FAILURES as error:
-        raise CaptureError(f"model={settings.model} cannot be loaded: {_reason(error)}") from None
+        where = (
+            ""
+            if Path(settings.model).exists()
+            else "there is no such folder here, and on the hub: "
+        )
+        raise CaptureError(
+            f"model={settings.model} cannot be loaded: {where}{_reason(error)}"
+        ) from None
     if not plain:
         raise CaptureError(f"model={settings.model} cannot be loaded: it has no config.json")
     return dict(plain)

@@ -80,7 +80,9 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
             f"{path}:{number}: not JSON ({error}); each line is an object with {KEYS}"
         ) from None
     if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in KEYS):
-        raise CaptureError(f"{path}:{number}: must be an object with text for each of {KEYS}")
+        raise CaptureError(
+            f"{path}:{number}: must be an object with text for each of {KEYS}; docs/captures.md has a line"
+        )
     if value["split"] not in SPLITS:
         raise CaptureError(f"{path}:{number}: split is {value['split']!r}, must be one of {SPLITS}")
     return Prompt(**{key: value[key] for key in KEYS})

@@ -12,13 +12,16 @@ import safetensors.numpy
 import torch
 
 from capture.__main__ import main
+from capture.models.discover import CaptureError
 from capture.recording.describe import describe
 from capture.recording.extras import unpack_masks
+from capture.recording.load import check_model
 from capture.recording.prompts import KEYS, has_repetition, read_prompts
-from capture.recording.settings import SettingError, parse_settings
+from capture.recording.settings import SettingError, Settings, parse_settings
 from helpers.checkpoints import save_checkpoint, write_prompts
 from helpers.tiny_models import build
 from sim.traces.trace import DECODE, PREFILL, Trace, read_trace
+from sim.values.places import ROOT
 
 REQUIRED = ["model=m", "prompts=p", "output_dir=o"]
 
@@ -347,3 +350,22 @@ def test_loops_are_told_from_text() -> None:
     assert has_repetition([1, 2, 3] * 8)
     assert not has_repetition(list(range(24)))
     assert not has_repetition([1, 2])
+
+
+def test_the_line_of_a_prompt_in_the_docs_is_one(tmp_path: Path) -> None:
+    """What a file of one's own must have stood on no page."""
+    page = (ROOT / "docs" / "captures.md").read_text(encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text(page.partition("```json\n")[2].partition("```")[0])
+    (prompt,) = read_prompts(tmp_path / "prompts.jsonl")
+    assert (prompt.split, prompt.licence) == ("fit", "own")
+
+
+def test_a_folder_that_is_not_there_is_told_beside_what_the_hub_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", refuse)
+    with pytest.raises(CaptureError, match="there is no such folder here, and on the hub: no conn"):
+        check_model(Settings("models/nix", Path("p"), Path("o")))
