@@ -14,6 +14,7 @@ import pytest
 from sim.machine.model import Model
 from sim.policies.base import PrecisionSelector, Predictor
 from sim.policies.recency import LRU
+from sim.setup.own_arguments import EVERY, FIRST
 from sim.setup.own_policies import check_answers, check_said
 from sim.study.trials import prepared, trial
 from sim.values.types import Geometry
@@ -52,6 +53,28 @@ def test_a_list_that_was_given_may_not_be_changed() -> None:
     cache = checked("cache", Sorts("global", initial="ascending"))
     with pytest.raises(ValueError, match=r"^cache: \S+\.Sorts: `on_requests` changes keys, which"):
         cache.on_requests(KEYS.copy(), [0, 0], [1, 1], SimpleNamespace())
+
+
+def test_after_the_first_calls_one_of_many_is_watched() -> None:
+    """A policy that is asked at every gate of a long run is as fast as it is."""
+    cache, refused = checked("cache", Sorts("global", initial="ascending")), []
+    for number in range(FIRST + 3 * EVERY):
+        try:
+            cache.on_requests(KEYS.copy(), [0, 0], [1, 1], SimpleNamespace())
+        except ValueError:
+            refused.append(number)
+    assert refused[:FIRST] == [*range(FIRST)]
+    assert refused[FIRST:] == [n for n in range(FIRST, FIRST + 3 * EVERY) if n % EVERY == 0]
+
+
+def test_what_cannot_change_is_not_watched() -> None:
+    class Notes(LRU):
+        def on_evict(self, key: int) -> None:
+            super().on_evict(key)
+
+    assert (
+        checked("cache", Notes("global", initial="ascending")).on_evict.__func__ is Notes.on_evict
+    )
 
 
 def test_an_array_of_a_gate_may_not_be_changed() -> None:
