@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from sim.answers import closed_forms
 from sim.answers.whatif import BreakEven
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
 from sim.study.trials import Trial, prepared, tokens_per_s
-from sim.values.units import gb_per_s
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
 
@@ -98,46 +98,6 @@ def _first_is_slower(at: Mapping[str, Trial]) -> float:
     """How much slower the first series decodes than the second, in tokens/s."""
     first, second = (tokens_per_s(one) for one in at.values())
     return second - first
-
-
-def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """The peak, in GB/s, at which waiting equals computing; None where anything overlaps, or where
-    requests arrive over time: a faster link then waits for them.
-
-    ``at`` are the trials at a peak of ``value`` GB/s. Where nothing overlaps, waiting is the
-    overheads of all services, which do not change, and bytes / bandwidth.
-    """
-    (one,) = at.values()
-    name, summary = run.hardware.link_names[0], one.summary
-    waiting_s, busy_s = (
-        sum(summary["stall_s"].values()),
-        summary["link_utilisation"][name] * summary["makespan_s"],
-    )
-    overlaps = abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]
-    if len(run.hardware.link_names) > 1 or overlaps or run.workload.is_timed:
-        return None
-    used = gb_per_s(1.0) * run.hardware.links[0].efficiency
-    moved = sum(summary["bytes"][name].values())
-    overheads_s = busy_s - moved / (value * used)
-    left_s = summary["compute_busy_s"] - overheads_s
-    return moved / (left_s * used) if left_s > 0 else None
-
-
-def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """The host's memory bandwidth, in GB/s, at which the CPU is as fast as loading.
-
-    The CPU then takes as long for an expert as copying it and computing it on the device. None
-    unless every need is absent, so that each is loaded.
-    """
-    load = at["loaded"].summary
-    cpu = run.hardware.cpu
-    if cpu is None or load["hit_ratio"] != 0 or len(run.hardware.link_names) > 1:
-        return None
-    size = run.controller.geometry.variant_bytes[0]
-    spent_s = (
-        run.durations.hop_ns(0, size) + run.durations.expert_ns(0, 0, 1)
-    ) / 1e9 - cpu.round_trip_us / 1e6
-    return size / (spent_s * gb_per_s(1.0) * cpu.memory_efficiency)
 
 
 def held_bits(run: Run) -> float:
@@ -300,7 +260,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         is_log=True,
         span=(1.0, 20_000.0),
-        closed_form=_link_closed_form,
+        closed_form=closed_forms.of_link,
         amount="a link of {:.3g} GB/s (peak)",
     ),
     "predictor": Question(
@@ -339,7 +299,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         is_log=True,
         span=(1.0, 2000.0),
-        closed_form=_cpu_closed_form,
+        closed_form=closed_forms.of_cpu,
         amount="host memory of {:.3g} GB/s",
     ),
     "bits": Question(

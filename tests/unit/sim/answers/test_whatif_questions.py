@@ -1,8 +1,7 @@
-"""The questions of a what-if: their words, and their closed forms, worked by hand."""
+"""The questions of a what-if: their words, and what they tell, worked by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from types import SimpleNamespace
@@ -143,47 +142,6 @@ def test_predictor_and_cpu_ask_how_much_slower_the_first_series_is(name: str) ->
     assert (difference({"a": slow, "b": fast}), difference({"a": fast, "b": slow})) == (4, -4)
 
 
-def link(
-    computing_s: float,
-    waiting_s: float = 5.0,
-    names: Sequence[str] = ("pcie",),
-    is_timed: bool = False,
-) -> float | None:
-    """The closed form at 4 GB/s: 6 GB take 3 of the 5 s in which the link is busy, 2 s are more."""
-    run = machine(workload=SimpleNamespace(is_timed=is_timed))
-    run.hardware.link_names = tuple(names)
-    one = trial_of(
-        stall_s={"late": 4.0, "miss": waiting_s - 4.0},
-        compute_busy_s=computing_s,
-        link_utilisation={"pcie": 0.5},
-        makespan_s=10.0,
-        bytes={"pcie": {"load": 4_000_000_000, "prefetch": 2_000_000_000}},
-    )
-    return QUESTIONS["link"].closed_form(run, {"decode": one}, 4.0)
-
-
-def test_the_link_is_fast_enough_where_bytes_take_what_computing_leaves() -> None:
-    """8 s of computing leave 6 s for 6 GB: 1 GB/s, which is half of 2; 2.5 s leave 0.5 s."""
-    assert link(8.0) == pytest.approx(2)
-    assert link(2.5) == pytest.approx(24)
-
-
-def test_no_link_is_fast_enough_where_overheads_alone_take_longer_than_computing() -> None:
-    assert (link(2.0), link(1.5)) == (None, None)
-
-
-@pytest.mark.parametrize(("more_s", "is_told"), [(0.9e-5, True), (1.1e-5, False), (-1, False)])
-def test_a_link_has_a_closed_form_where_it_works_while_the_stream_waits(
-    more_s: float, is_told: bool
-) -> None:
-    """A millionth of the makespan of 10 s may differ."""
-    assert (link(8.0, 5 + more_s) is not None) == is_told
-
-
-def test_a_link_that_may_wait_for_requests_has_no_closed_form() -> None:
-    assert link(8.0, is_timed=True) is None
-
-
 def test_where_there_are_several_links_the_one_that_is_varied_is_named() -> None:
     links = [SimpleNamespace(name=name, efficiency=0.5) for name in ("pcie", "nvme")]
     asked, one = QUESTIONS["link"], machine()
@@ -195,32 +153,6 @@ def test_where_there_are_several_links_the_one_that_is_varied_is_named() -> None
     assert found.axis == "peak bandwidth of pcie, nvme as it is (GB/s)"
     assert found.told[0] == "from {} GB/s of pcie on it computes longer than it waits"
     assert found.amount.format(9.0) == "pcie at 9 GB/s (peak)"
-
-
-def test_two_links_have_no_closed_form() -> None:
-    assert link(8.0, names=("pcie", "nvme")) is None
-
-
-def cpu(hit_ratio: float = 0, links: int = 1, with_cpu: bool = True) -> float | None:
-    run = machine(
-        durations=SimpleNamespace(
-            hop_ns=lambda hop, size: {(0, 200): 4000}[hop, size],
-            expert_ns=lambda site, variant, tokens: {(0, 0, 1): 1000}[site, variant, tokens],
-        )
-    )
-    run.hardware.link_names = ("pcie", "nvme")[:links]
-    run.hardware.cpu = SimpleNamespace(round_trip_us=3, memory_efficiency=0.5) if with_cpu else None
-    at = {"computed by the CPU": trial_of(), "loaded": trial_of(hit_ratio=hit_ratio)}
-    return QUESTIONS["cpu"].closed_form(run, at, 25.0)
-
-
-def test_the_cpu_is_as_fast_as_loading_where_it_reads_in_the_time_of_both() -> None:
-    """Loading and computing take 5 us, the way to the CPU 3: 200 bytes in 2 us are 0.1 GB/s."""
-    assert cpu() == pytest.approx(0.2)
-
-
-def test_a_cpu_has_a_closed_form_where_every_expert_comes_over_one_link() -> None:
-    assert (cpu(hit_ratio=0.1), cpu(links=2), cpu(with_cpu=False)) == (None, None, None)
 
 
 def test_no_other_question_has_a_closed_form() -> None:
