@@ -330,17 +330,25 @@ class Hardware:
         # Nobody asks for more than all that the memory gives (contract C73).
         slowed = memory / sum(min(rates[party], memory) for party in parties)
 
-        def less(part: Slowed, name: str, what: str) -> Slowed:
+        def less(part: Slowed, name: str, peak: str, efficiency: str) -> Slowed:
             if name not in parties:
                 return part
-            given = slowed * min(1.0, memory / rates[name])
-            return replace(part, **{what: getattr(part, what) * given})
+            # What is beyond the memory goes from the peak: no efficiency is too small to be one.
+            asked = min(1.0, memory / rates[name])
+            lowered = {
+                peak: getattr(part, peak) * asked,
+                efficiency: getattr(part, efficiency) * slowed,
+            }
+            return replace(part, **lowered)
 
+        of_memory = "memory_gb_per_s", "memory_efficiency"
         return replace(
             self,
-            links=tuple(less(link, link.name, "efficiency") for link in self.links),
-            compute=less(self.compute, "compute", "memory_efficiency"),
-            cpu=less(self.cpu, "cpu", "memory_efficiency") if self.cpu is not None else None,
+            links=tuple(
+                less(link, link.name, "peak_gb_per_s", "efficiency") for link in self.links
+            ),
+            compute=less(self.compute, "compute", *of_memory),
+            cpu=less(self.cpu, "cpu", *of_memory) if self.cpu is not None else None,
         )
 
     @property

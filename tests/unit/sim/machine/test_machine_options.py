@@ -349,6 +349,17 @@ def test_on_unified_memory_the_drive_takes_its_part_from_the_device(
     assert hardware.links[0].bytes_per_s == pytest.approx(link * 1e9)
 
 
+def test_a_link_that_is_much_faster_than_the_memory_is_slowed_to_its_part() -> None:
+    """The device draws 100 GB/s and the link 10,000. Of 20 GB/s both get half. Its efficiency would
+    be 0.0005, which no figure may be: a search for a fast link ended with that refusal.
+    """
+    fast = {"pcie": Link(20_000.0, 0.5, 6.0)}
+    one = machine(links=fast, shared_memory=SharedMemory(20.0, ("compute", "pcie")))
+    slowed = one.together(False)
+    assert slowed.links[0].bytes_per_s == pytest.approx(10e9)
+    assert slowed.compute.operation_ns(0, 10_000, 0) == 1_000
+
+
 def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     hardware = machine(cpu=CPU, shared_memory=SharedMemory(200.0, ("compute", "cpu", "pcie")))
     assert hardware.together(True) == replace(hardware, shared_memory=None)
