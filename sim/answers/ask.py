@@ -234,7 +234,8 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
             *row.words,
             f"hardware.ram.capacity_gib={capacity_gib:.6g}",
         )
-    if run.hardware.cpu is not None:
+    # Where memory is unified no CPU computes experts, and the host's memory is the device's.
+    if run.hardware.cpu is not None and not run.hardware.is_unified:
         rate = run.hardware.cpu.memory_gb_per_s * 2
         wanted["twice the host memory's bandwidth"] = (
             *row.words,

@@ -36,6 +36,7 @@ def run_of(**parts: object) -> Any:
         devices=None,
         ram=None,
         cpu=SimpleNamespace(memory_gb_per_s=83.2),
+        is_unified=False,
     )
     workload = SimpleNamespace(
         lengths=SimpleNamespace(context=4096),
@@ -127,6 +128,16 @@ def test_each_change_is_asked_alone() -> None:
             "workload.draft_experts=offloaded",
         ),
     }
+
+
+def test_unified_memory_has_no_host_memory_of_its_own() -> None:
+    """On a Jetson "twice the host memory's bandwidth makes it 1.00x as fast" beside a system that is
+    bound by that memory: the figure was that of a CPU that computes nothing there.
+    """
+    run, host = run_of(), "twice the host memory's bandwidth"
+    assert host in changed(row(), run)
+    run.hardware.is_unified = True
+    assert host not in changed(row(), run)
 
 
 def test_a_drive_behind_the_link_and_a_ram_that_is_stated_are_changed_alone_too() -> None:
