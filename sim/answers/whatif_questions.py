@@ -11,9 +11,9 @@ from math import inf
 
 from sim.answers import closed_forms
 from sim.answers.whatif import BreakEven
-from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
+from sim.setup.run_memory import rooms_for_kv
 from sim.study.trials import Trial, prepared, tokens_per_s
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
@@ -162,18 +162,24 @@ def once_allocated(question: Question, shares: Mapping[str, float]) -> Question:
 
 
 def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven:
-    """The context whose keys and values, at the model's own bits, fill what memory slots leave."""
+    """The context whose keys and values, at the model's own bits, fill what memory slots leave. Of
+    several devices it is the first one that is full.
+    """
     context = round(ran[0])
-    ledger = prepared([*words, f"workload.context_tokens={context}"]).ledger
-    free = run.hardware.all_memory_bytes - (
-        ledger.total_bytes - ledger.kv_bytes - ledger.slot_bytes
-    )
-    sequences = ledger.kv_bytes // run.model.kv_bytes(context)
-    geometry = run.controller.geometry
-    *fewer, (_, fills) = (
-        (bits, tokens_that_fill(free / sequences, replace(run.model, kv_bits=bits)))
-        for bits in _kv_bits(run)
-    )
+    at_first = prepared([*words, f"workload.context_tokens={context}"])
+    sequences = at_first.ledger.kv_bytes // run.model.kv_bytes(context)
+    rooms, geometry = rooms_for_kv(at_first), run.controller.geometry
+
+    def fills_at(bits: float) -> float:
+        model = replace(run.model, kv_bits=bits)
+        return min(
+            tokens_that_fill(
+                room.bytes * room.parts / sequences, model.kv_bytes_by_window(room.sites)
+            )
+            for room in rooms
+        )
+
+    *fewer, (_, fills) = ((bits, fills_at(bits)) for bits in _kv_bits(run))
     taken = run.model.kv_bytes(context + 1024) - run.model.kv_bytes(context)
     slots = sequences * taken / max(geometry.slot_sizes) / geometry.sites
     each = f" of each of {sequences} sequences" if sequences > 1 else ""
@@ -186,12 +192,12 @@ def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven
     return BreakEven("memory is full", fills, ran[0], ran[-1], fills, told)
 
 
-def tokens_that_fill(room_bytes: float, model: Model) -> float:
+def tokens_that_fill(room_bytes: float, by_window: Mapping[int, int]) -> float:
     """How many tokens a sequence has whose keys and values take so many bytes.
 
-    Infinite where every layer has a window, and all of them are full before.
+    ``by_window``: the bytes of a token in the layers with each window. Infinite where every layer
+    has one, and all of them are full before.
     """
-    by_window = model.kv_bytes_by_window()
     each_bytes, full_bytes = sum(by_window.values()), 0
     for window in sorted(filter(None, by_window)):
         if room_bytes <= full_bytes + each_bytes * window:

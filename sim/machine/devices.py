@@ -160,6 +160,16 @@ class Devices:
             )
         return found
 
+    def kv_sites(self, model: Model) -> list[tuple[int, ...]]:
+        """By device, the sites whose keys and values it holds, or a part of them."""
+        everywhere = tuple(range(model.sites))
+        if not self.is_dealt:
+            return [everywhere] * self.count
+        of = self.device_of(model) or (0,) * model.sites
+        return [
+            tuple(site for site in everywhere if of[site] == device) for device in range(self.count)
+        ]
+
     def head(self, model: Model) -> int:
         """The device that has the head."""
         layers = sum(map(model.layers_at, range(model.sites)))

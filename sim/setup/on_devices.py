@@ -131,15 +131,13 @@ def _dealt_ledgers(
     by_device: Mapping[int, int],
 ) -> list[Ledger]:
     """What each device holds where layers are split (contract C160), or have owners (C172)."""
-    of, head = [0] * model.sites, 0
-    if devices.has_layers:
-        of, head = list(devices.device_of(model)), devices.head(model)
+    head = devices.head(model) if devices.has_layers else 0
     blocks = [model.block_bytes(site) for site in range(model.sites)]
     head_bytes = -(-model.head_params * round(model.dense_bits * 1000) // 8000)
     rest_bytes = max(0, model.dense_bytes - sum(blocks) - head_bytes)
     found = []
-    for device, machine in enumerate(each_alone(hardware)):
-        sites = [site for site, mine in enumerate(of) if mine == device]
+    held = zip(each_alone(hardware), devices.kv_sites(model), strict=True)
+    for device, (machine, sites) in enumerate(held):
         dense_bytes = sum(blocks[site] for site in sites)
         dense_bytes += head_bytes * (device == head) + rest_bytes * (device == 0)
         found.append(

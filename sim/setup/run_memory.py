@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from sim.core.controller import Controller
@@ -35,19 +37,49 @@ def check_run_memory(
     return ledger_on(hardware, model, limits, ledger, controller.slots.bytes_by_device())
 
 
+@dataclass(frozen=True)
+class Room:
+    """What one device leaves to keys and values, beside all else of a run but its slots.
+
+    ``sites``: those whose keys and values it holds; ``parts``: in how many equal parts these are on
+    different devices.
+    """
+
+    bytes: int
+    sites: tuple[int, ...]
+    parts: int = 1
+
+
 def left_bytes(run: Run) -> tuple[int, ...]:
     """By device, the memory that a run leaves."""
+    return tuple(machine.memory_bytes - part.total_bytes for machine, part in _by_device(run))
+
+
+def rooms_for_kv(run: Run) -> tuple[Room, ...]:
+    """What each device that holds keys and values leaves to them."""
+    devices, everywhere = run.hardware.devices, tuple(range(run.model.sites))
+    held, parts = [everywhere], 1
+    if devices is not None:
+        held = devices.kv_sites(run.model)
+        parts = 1 if devices.is_dealt else devices.count
+    return tuple(
+        Room(
+            machine.memory_bytes - part.total_bytes + part.kv_bytes + part.slot_bytes, sites, parts
+        )
+        for (machine, part), sites in zip(_by_device(run), held, strict=True)
+        if sites
+    )
+
+
+def _by_device(run: Run) -> list[tuple[Hardware, Ledger]]:
+    """Each device's machine, and what the run takes of it."""
     drafts, limits = run.workload.speculation.layers_in_use, run.workload.limits
     ledger = _ledger_alone(run.model, run.hardware, limits, run.controller, drafts, run.workload)
     if run.hardware.devices is None:
-        return (run.hardware.memory_bytes - ledger.total_bytes,)
+        return [(run.hardware, ledger)]
     by_device = run.controller.slots.bytes_by_device()
     parts = ledgers_on(run.hardware, run.model, limits, ledger, by_device)
-    machines = each_alone(run.hardware)
-    return tuple(
-        machine.memory_bytes - part.total_bytes
-        for part, machine in zip(parts, machines, strict=True)
-    )
+    return list(zip(each_alone(run.hardware), parts, strict=True))
 
 
 def _ledger_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from sim.answers.whatif_questions import (
     tokens_that_fill,
 )
 from sim.machine.ledger import Ledger
+from sim.setup.run_memory import Room
 from sim.study.trials import Trial
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
 
@@ -30,7 +32,8 @@ class Cached:
 
     kv_bits: float = 16
 
-    def kv_bytes_by_window(self) -> dict[int, int]:
+    def kv_bytes_by_window(self, sites: Sequence[int] = (0, 1)) -> dict[int, int]:
+        assert tuple(sites) == (0, 1)
         return {0: int(10 * self.kv_bits)}
 
     def kv_bytes(self, tokens: int) -> int:
@@ -51,9 +54,7 @@ def machine(**parts: object) -> Any:
         experts=4,
         capacity_bytes=2400,
     )
-    hardware = SimpleNamespace(
-        link_names=("pcie",), links=(SimpleNamespace(efficiency=0.5),), all_memory_bytes=12_000
-    )
+    hardware = SimpleNamespace(link_names=("pcie",), links=(SimpleNamespace(efficiency=0.5),))
     run = {
         "hardware": hardware,
         "controller": SimpleNamespace(
@@ -215,8 +216,13 @@ def test_slots_allocated_once_have_their_share_at_each_context() -> None:
     }
 
 
-def kv_fills(sequences: int, model: Cached, monkeypatch: pytest.MonkeyPatch) -> BreakEven:
-    """Of 12,000 bytes 800 are slots' and 400 others': 11,600 are left for keys and values."""
+def kv_fills(
+    sequences: int,
+    model: Cached,
+    monkeypatch: pytest.MonkeyPatch,
+    rooms: tuple[Room, ...] = (Room(11_600, (0, 1)),),
+) -> BreakEven:
+    """11,600 bytes are left for keys and values, unless other rooms are."""
     kv_bytes = sequences * model.kv_bytes(20)
     ledger = Ledger(400, kv_bytes, 0, 800, 0, 0, 0, 0, 0, 0)
     asked: list[list[str]] = []
@@ -226,6 +232,7 @@ def kv_fills(sequences: int, model: Cached, monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(ledger=ledger)
 
     monkeypatch.setattr(whatif_questions, "prepared", prepared)
+    monkeypatch.setattr(whatif_questions, "rooms_for_kv", lambda run: rooms)
     arithmetic = QUESTIONS["kv"].arithmetic
     assert arithmetic is not None
     found = arithmetic(["budget=fit"], machine(model=model), [20.2, 40.0])
@@ -248,8 +255,8 @@ def test_keys_and_values_fill_what_all_but_the_slots_leave(monkeypatch: pytest.M
 
 def test_a_sequence_fills_memory_more_slowly_once_its_windows_are_full() -> None:
     """160 B a token up to 10 tokens, 110 up to 30, then 100 for ever; and none beyond a window."""
-    model: Any = SimpleNamespace(kv_bytes_by_window=lambda: {30: 10, 0: 100, 10: 50})
-    assert [tokens_that_fill(size, model) for size in (0, 800, 1600, 1710, 3800, 3900)] == [
+    by_window = {30: 10, 0: 100, 10: 50}
+    assert [tokens_that_fill(size, by_window) for size in (0, 800, 1600, 1710, 3800, 3900)] == [
         0,
         5,
         10,
@@ -257,8 +264,15 @@ def test_a_sequence_fills_memory_more_slowly_once_its_windows_are_full() -> None
         30,
         31,
     ]
-    model = SimpleNamespace(kv_bytes_by_window=lambda: {30: 10})
-    assert [tokens_that_fill(size, model) for size in (299, 300, 301)] == [29.9, 30, inf]
+    assert [tokens_that_fill(size, {30: 10}) for size in (299, 300, 301)] == [29.9, 30, inf]
+
+
+def test_of_several_devices_the_first_that_is_full_ends_the_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two devices hold half of each token's 160 bytes in 5,000 and in 4,000."""
+    rooms = Room(5_000, (0, 1), 2), Room(4_000, (0, 1), 2)
+    assert kv_fills(1, Cached(), monkeypatch, rooms).value == 50
 
 
 def test_several_sequences_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers.round_machine import small
 from sim.machine.devices import (
     SPLITS,
     Device,
@@ -132,6 +133,21 @@ def test_three_devices_have_all_layers_in_order() -> None:
 
 
 # Contracts: C157 C169
+def test_keys_and_values_are_where_their_layers_are_at_home_or_everywhere_in_part() -> None:
+    model, peer = small(), Peer(1.0, 0.0)
+    held = {
+        split: Devices(2, split, peer).kv_sites(model)
+        for split in ("layers", "owners", "slices", "copies")
+    }
+    everywhere = [(0, 1, 2), (0, 1, 2)]
+    assert held == {
+        "layers": [(0, 1), (2,)],
+        "owners": [(0, 1, 2), ()],
+        "slices": everywhere,
+        "copies": everywhere,
+    }
+
+
 def test_keys_are_where_their_layers_are_or_with_their_owners() -> None:
     """Two sites of three experts and the place of a dense block; a third of them is home's."""
     small = replace(model(2), experts=3)

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.round_machine import machine, small
 from sim.machine.attention import LatentAttention
+from sim.machine.devices import Devices, Peer
 from sim.machine.ledger import kv_bytes, make_ledger
 from sim.machine.measured import Measured
 from sim.machine.model import Model
@@ -81,23 +82,12 @@ def test_the_ledger_has_room_for_each_layer_in_its_fullest_step() -> None:
 # Contracts: C160, C188
 def test_a_device_keeps_what_its_own_layers_do() -> None:
     two: Any = machine()
-    devices = type(
-        "Two",
-        (),
-        {
-            "has_layers": True,
-            "is_dealt": True,
-            "count": 2,
-            "others": {},
-            "links": "own",
-            "device_of": lambda self, model: (0, 1, 1),
-            "head": lambda self, model: 1,
-        },
-    )()
+    devices = Devices(2, "layers", Peer(1.0, 0.0), shares=(1, 3))
     model, limits = small(windows=(7, 0)), Limits(200, 1, 0, {7: 14})
     whole = make_ledger(model, two, limits, slot_bytes=0)
     object.__setattr__(two, "devices", devices)
     parts = ledgers_on(two, model, limits, whole, {0: 0, 1: 0})
+    assert devices.device_of(model) == (0, 1, 1)
     assert [part.kv_bytes for part in parts] == [14 * 16, 200 * 16 + 14 * 16]
 
 

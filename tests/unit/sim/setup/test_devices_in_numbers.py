@@ -44,6 +44,7 @@ def machine(split: str, count: int = 2, **more: Any) -> Any:
         has_layers=layers,
         is_dealt=split in ("layers", "owners"),
         device_of=lambda model: (0, 1, 1, 1),
+        kv_sites=lambda model: [(0,), (1, 2, 3)] if layers else [(0, 1, 2, 3), ()],
         head=lambda model: 1,
         crossing_ns=lambda model, rows: 100 + rows,
         sum_ns=lambda model, rows: 200 + rows,

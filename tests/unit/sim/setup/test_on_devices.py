@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from real.setup.prepare import read_request
 from sim.answers.ask import fits_of
+from sim.answers.whatif_questions import tokens_that_fill
 from sim.audit.__main__ import main as audit
-from sim.machine.ledger import Ledger
+from sim.machine.ledger import Ledger, make_ledger
 from sim.results.outputs import write_outputs
 from sim.screen import read_words, screen
 from sim.screening.moves import ScreenError
 from sim.setup.configure import configure
 from sim.setup.execute import execute
+from sim.setup.on_devices import ledger_on
+from sim.setup.run_memory import rooms_for_kv
 from sim.study.trials import prepared, trial
 from sim.values.types import Step
 from sim.values.units import us
@@ -286,3 +290,32 @@ def test_the_bytes_of_a_link_are_those_that_it_moved_and_give_its_rate(
     assert moved / busy_s / 1e9 == pytest.approx(rate, rel=1e-6)
     write_outputs(tmp_path, result.summary, run.config, result.frames, "as_ready", None)
     assert audit([str(tmp_path)]) == 0
+
+
+# Contracts: C153
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [(LAYERS, 656_700), (SLICES, 740_000), (COPIES, 740_000), (OWNERS, 356_000)],
+)
+def test_keys_and_values_fill_the_device_that_has_the_least_room_for_them(
+    words: str, tokens: int
+) -> None:
+    """A what-if told 741,395 tokens of devices that own experts, where the ledger refuses 400,000: home
+    has all keys and values. Of layers the first device has nine of sixteen.
+    """
+    run = prepared([*COMMON, words])
+    limits, hardware = run.workload.limits, run.hardware
+    fills = min(
+        tokens_that_fill(room.bytes * room.parts, run.model.kv_bytes_by_window(room.sites))
+        for room in rooms_for_kv(run)
+    )
+    assert fills == pytest.approx(tokens, rel=0.01)
+
+    def take(more: int) -> None:
+        longer = replace(limits, tokens=int(fills) + more)
+        ledger = make_ledger(run.model, hardware, longer, slot_bytes=0)
+        ledger_on(hardware, run.model, longer, ledger, {0: 0, 1: 0})
+
+    take(-1)
+    with pytest.raises(ValueError, match="the key-value cache of"):
+        take(2)
