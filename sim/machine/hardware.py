@@ -339,6 +339,8 @@ class Hardware:
                 peak: getattr(part, peak) * asked,
                 efficiency: getattr(part, efficiency) * slowed,
             }
+            if isinstance(part, Link) and part.engine_gb_per_s is not None:
+                lowered["engine_gb_per_s"] = part.engine_gb_per_s * asked * slowed
             return replace(part, **lowered)
 
         of_memory = "memory_gb_per_s", "memory_efficiency"

@@ -360,6 +360,17 @@ def test_a_link_that_is_much_faster_than_the_memory_is_slowed_to_its_part() -> N
     assert slowed.compute.operation_ns(0, 10_000, 0) == 1_000
 
 
+def test_engines_with_a_pace_of_their_own_are_slowed_as_their_link_is() -> None:
+    """C73: the link asks for 10 of 20 GB/s and the device for 20. Each gets two thirds, and so does one
+    engine of four: a link that was slowed below the pace of an engine was refused.
+    """
+    lanes = {"ufs": Link(10.0, 1.0, 6.0, engines=4, engine_gb_per_s=9.0)}
+    shared = SharedMemory(20.0, ("compute", "ufs"))
+    slowed = machine(links=lanes, shared_memory=shared).together(False).links[0]
+    assert slowed.bytes_per_s == pytest.approx(20e9 / 3)
+    assert slowed.engine_gb_per_s == pytest.approx(6.0)
+
+
 def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     hardware = machine(cpu=CPU, shared_memory=SharedMemory(200.0, ("compute", "cpu", "pcie")))
     assert hardware.together(True) == replace(hardware, shared_memory=None)
