@@ -22,6 +22,7 @@ from sim.answers.ask_parts import (
 )
 from sim.answers.ask_quality import quality_of
 from sim.answers.breakeven import in_three_digits
+from sim.answers.link_words import with_peak
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
 from sim.machine.precision import PRECISION_BITS
@@ -223,11 +224,11 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
     """
     each = "" if run.hardware.devices is None else " for each GPU"
     wanted = {
-        "twice the link's bandwidth": (*row.words, _link_word(run, 2.0)),
+        "twice the link's bandwidth": (*row.words, *_link_words(run, 2.0)),
         f"{MORE_GIB} GiB more memory{each}": (*row.words, _memory_word(run, MORE_GIB)),
     }
     for number, link in list(enumerate(run.hardware.links))[1:]:
-        wanted[f"twice the bandwidth of {link.name}"] = (*row.words, _link_word(run, 2.0, number))
+        wanted[f"twice the bandwidth of {link.name}"] = (*row.words, *_link_words(run, 2.0, number))
     if run.hardware.ram is not None:
         capacity_gib = run.hardware.ram.capacity_gib + MORE_GIB
         wanted[f"{MORE_GIB} GiB more RAM"] = (
@@ -288,9 +289,9 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
     ]
 
 
-def _link_word(run: Run, factor: float, number: int = 0) -> str:
+def _link_words(run: Run, factor: float, number: int = 0) -> tuple[str, ...]:
     link = run.hardware.links[number]
-    return f"hardware.links.{link.name}.peak_gb_per_s={link.peak_gb_per_s * factor:.6g}"
+    return with_peak(link, link.peak_gb_per_s * factor, ".6g")
 
 
 def _memory_word(run: Run, more_gib: float) -> str:
@@ -303,7 +304,7 @@ def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
     if measured is not None and run.hardware.links[0].name in measured.copy_us:
         return Need("link", None, "another link (this one's times were measured, not computed)")
     low, high = FACTORS
-    factor, whose = _first(row, lambda f: _link_word(run, f), bench, target, low, high)
+    factor, whose = _first(row, lambda f: _link_words(run, f), bench, target, low, high)
     peak = run.hardware.links[0].peak_gb_per_s
     if factor is None:
         told = f"no link of up to {peak * high:.4g} GB/s{whose}"
@@ -321,7 +322,7 @@ def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
     count = run.hardware.devices.count if run.hardware.devices else 1
     high = max(memory, (needs or memory) * 1.05 if count == 1 else (needs or 0) / count * 1.5)
     size, whose = _first(
-        row, lambda gib: _memory_word(run, gib - memory), bench, target, memory, high
+        row, lambda gib: (_memory_word(run, gib - memory),), bench, target, memory, high
     )
     if size is None:
         told = f"no memory of up to {high:.3g} GiB, which holds all experts{whose}"
@@ -332,7 +333,7 @@ def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
 
 def _first(
     row: Row,
-    word: Callable[[float], str],
+    at: Callable[[float], tuple[str, ...]],
     bench: Bench,
     target: float,
     low: float,
@@ -350,7 +351,7 @@ def _first(
     for words in (row.words, *others):
 
         def speed(value: float, words: tuple[str, ...] = words) -> float:
-            return tokens_per_s(bench.ask((*words, word(value))).result())
+            return tokens_per_s(bench.ask((*words, *at(value))).result())
 
         if (found := _least(speed, target, low, high)) is not None:
             system = row.system if words == row.words else RESIDENT

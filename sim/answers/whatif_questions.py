@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from sim.answers import closed_forms
+from sim.answers.link_words import with_peak
 from sim.answers.whatif import BreakEven
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
@@ -66,10 +67,6 @@ class Question:
         "{target} tokens/s are reached from {low} on",
         "nothing up to {high} gives {target} tokens/s",
     )
-
-
-def _link_key(run: Run) -> str:
-    return f"hardware.links.{run.hardware.link_names[0]}.peak_gb_per_s"
 
 
 def of_machine(question: Question, run: Run) -> Question:
@@ -256,7 +253,7 @@ QUESTIONS: dict[str, Question] = {
     "link": Question(
         "peak bandwidth of the link (GB/s)",
         (4, 8, 16, 31.5, 63, 126, 252, 504),
-        lambda value, run: {"decode": (f"{_link_key(run)}={value!r}",)},
+        lambda value, run: {"decode": with_peak(run.hardware.links[0], value)},
         _waits_more,
         "waiting equals computing",
         (

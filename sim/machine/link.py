@@ -128,7 +128,8 @@ class Link:
                 )
         if self.engine_gb_per_s is not None:
             own, rate = gb_per_s(self.engine_gb_per_s), self.bytes_per_s
-            if not own <= rate <= own * self.engines * (1 + ROUNDING):
+            spare = 1 + ROUNDING
+            if not own <= rate * spare or not rate <= own * self.engines * spare:
                 raise ValueError(
                     f"{place}.engine_gb_per_s={self.engine_gb_per_s:g}: the {self.engines} engines"
                     f" of a link of {rate / GB:g} GB/s (peak_gb_per_s x efficiency) must each reach"

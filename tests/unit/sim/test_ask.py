@@ -200,6 +200,10 @@ class Stated:
 
 def test_where_the_fastest_system_gains_nothing_by_more_lru_may() -> None:
     """A system that computes on the CPU stays as slow as the CPU is."""
+
+    def at(value: float) -> tuple[str, ...]:
+        return (f"x={value:g}",)
+
     words = ("system=on_cpu", "precision=fp16")
     fastest = replace(row("on_cpu", 44.0), words=words)
     for target, least, whose in (
@@ -207,11 +211,11 @@ def test_where_the_fastest_system_gains_nothing_by_more_lru_may() -> None:
         (60, 30.0, " with lru at fp16"),
     ):
         stated = Stated({"on_cpu": 10.0, "lru": 2.0}, {"on_cpu": 44.0, "lru": 70.0})
-        found, told = _first(fastest, "x={:g}".format, stated, target, 1.0, 64.0)
+        found, told = _first(fastest, at, stated, target, 1.0, 64.0)
         assert found is not None
         assert least <= found <= least * 1.04
         assert told == whose
-    assert _first(fastest, "x={:g}".format, stated, 90, 1.0, 64.0) == (
+    assert _first(fastest, at, stated, 90, 1.0, 64.0) == (
         None,
         " with on_cpu at fp16 or lru",
     )

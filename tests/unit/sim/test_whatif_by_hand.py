@@ -13,6 +13,7 @@ import pytest
 
 from sim import whatif
 from sim.answers.whatif import Answer, BreakEven, Row
+from sim.machine.link import Link
 from sim.results.labels import Labels
 from sim.values.units import GIB
 from sim.whatif import answer
@@ -20,7 +21,9 @@ from sim.whatif import answer
 GIVEN = ["model=m"]
 RUN = SimpleNamespace(
     model=SimpleNamespace(name="m", top_k=2),
-    hardware=SimpleNamespace(title="2 x h", link_names=["pcie"], links=()),
+    hardware=SimpleNamespace(
+        title="2 x h", link_names=["pcie"], links=(Link(4.0, 0.5, 0.0, name="pcie"),)
+    ),
     controller=SimpleNamespace(
         geometry=SimpleNamespace(precisions=("fp16", "int4"), capacity_bytes=4),
         slots=SimpleNamespace(capacity_bytes=(1, 1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from sim.answers import ask
 from sim.answers.ask import _changes, _least, _link, _memory
 from sim.answers.ask_parts import LOSSLESS, Change, Fit, Need, Row
+from sim.machine.link import Link
 from sim.results.labels import Labels
 from sim.results.paired import Paired, paired_rates
 from sim.study.trials import Trial
@@ -30,7 +32,7 @@ def row(*words: str) -> Row:
 def run_of(**parts: object) -> Any:
     """A machine of 24 GiB whose first link has a peak of 31.5 GB/s, and a context of 4096 tokens."""
     hardware = SimpleNamespace(
-        links=(SimpleNamespace(name="pcie", peak_gb_per_s=31.5),),
+        links=(Link(31.5, 0.8, 6.0, name="pcie"),),
         measured=None,
         memory_gib=24.0,
         devices=None,
@@ -142,13 +144,27 @@ def test_unified_memory_has_no_host_memory_of_its_own() -> None:
 
 def test_a_drive_behind_the_link_and_a_ram_that_is_stated_are_changed_alone_too() -> None:
     run = run_of()
-    run.hardware.links += (SimpleNamespace(name="nvme", peak_gb_per_s=7.0),)
+    run.hardware.links += (Link(7.0, 0.8, 80.0, name="nvme"),)
     run.hardware.ram = SimpleNamespace(capacity_gib=4.0)
     found = changed(row(), run)
     drive = (*WORDS, "hardware.links.nvme.peak_gb_per_s=14")
     assert found["twice the bandwidth of nvme"] == drive
     assert found["8 GiB more RAM"] == (*WORDS, "hardware.ram.capacity_gib=12")
     assert found["twice the link's bandwidth"][-1] == "hardware.links.pcie.peak_gb_per_s=63"
+
+
+def test_engines_with_a_pace_of_their_own_are_as_many_times_as_fast_as_their_link() -> None:
+    """A machine refuses a link that its engines do not reach together, so that the answer for a phone
+    ended, after a search of 40 s, with that refusal.
+    """
+    run = run_of()
+    lanes = replace(run.hardware.links[0], engines=4, engine_gb_per_s=12.6, efficiency=1.0)
+    run.hardware.links = (lanes,)
+    faster = changed(row(), run)["twice the link's bandwidth"][-2:]
+    assert faster == (
+        "hardware.links.pcie.peak_gb_per_s=63",
+        "hardware.links.pcie.engine_gb_per_s=25.2",
+    )
 
 
 def test_a_change_is_the_speed_and_the_slots_against_the_row_itself() -> None:

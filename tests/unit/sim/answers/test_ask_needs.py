@@ -11,6 +11,7 @@ import pytest
 from sim.answers import ask
 from sim.answers.ask import _link, _memory, answer, fits_of
 from sim.answers.ask_parts import LOSSLESS, Fit, Need, Row
+from sim.machine.link import Link
 from sim.results.labels import Labels
 from sim.study.trials import prepared
 
@@ -20,7 +21,7 @@ ROW = Row(
 )
 FOURFOLD = 32 * 64 ** (43 / 128)
 """What halving the exponents of 1 to 64 comes to for 4, 64 ** (1 / 3): 1 part of 128 above it."""
-LINK = SimpleNamespace(name="pcie", peak_gb_per_s=32.0)
+LINK = Link(32.0, 0.8, 6.0, name="pcie")
 
 
 class Proportional:

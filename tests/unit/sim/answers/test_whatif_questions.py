@@ -21,6 +21,7 @@ from sim.answers.whatif_questions import (
     tokens_that_fill,
 )
 from sim.machine.ledger import Ledger
+from sim.machine.link import Link
 from sim.setup.run_memory import Room
 from sim.study.trials import Trial
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
@@ -54,7 +55,7 @@ def machine(**parts: object) -> Any:
         experts=4,
         capacity_bytes=2400,
     )
-    hardware = SimpleNamespace(link_names=("pcie",), links=(SimpleNamespace(efficiency=0.5),))
+    hardware = SimpleNamespace(link_names=("pcie",), links=(Link(4.0, 0.5, 0.0, name="pcie"),))
     run = {
         "hardware": hardware,
         "controller": SimpleNamespace(
