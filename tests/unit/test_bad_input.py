@@ -322,7 +322,7 @@ def test_gates_of_a_shape_that_no_model_has_are_refused_with_words_that_run(
 def not_run(configure: Configure, trace: Path, *overrides: str) -> str:
     """The message of a refusal, which ``main`` prints after ``error:``; it must be one line."""
     with pytest.raises((ValueError, OSError)) as refusal:
-        build(configure(*SMALL, f"trace.path={trace}", *overrides), "x")
+        build(configure(*SMALL, f"trace.path={trace}", *overrides), " ".join(("x", *overrides)))
     (line,) = str(refusal.value).splitlines()
     return line
 
