@@ -36,12 +36,14 @@ def is_own(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in OWN
 
 
-def check_takes(who: str, policy: object, interface: type) -> None:
-    """Raise ValueError for a method that does not take what its interface's is given."""
+def check_takes(who: str, one: object, interface: type) -> None:
+    """Raise ValueError for a method that does not take what its interface's is given. The object is
+    known to have every method of it.
+    """
     for name, parameters in _methods(interface):
-        wanted = [one.name for one in parameters]
-        method = getattr(policy, name)
-        if is_own(_defines(type(policy), name)):
+        wanted = [parameter.name for parameter in parameters]
+        method = getattr(one, name)
+        if is_own(_defines(type(one), name)):
             continue
         if not callable(method):
             raise ValueError(f"{who}: `{name}` is {method!r}, and must be a method")

@@ -47,7 +47,7 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
     and for an object that is no policy of its section.
     """
     for section, policy in policies.items():
-        if isinstance(policy, dict):
+        if type(policy) is dict:  # no class made anything of it
             raise ValueError(
                 f"{section}: the chosen file has no _target_, the class that it makes; add"
                 " _target_: MODULE.CLASS to it"

@@ -433,7 +433,9 @@ def test_a_what_if_in_a_sentence() -> None:
 def test_a_search_tells_both_splits_of_everything_it_found() -> None:
     search = Search({"seed": [1]}, {"decode_tokens_per_s": "maximize", "hit_ratio": "maximize"}, 9)
     best = Found({"cache.k": 0.31416, "cache.n": 12}, (4.31, 0.521), (3.97, 0.487), SIDES[0].ahead)
-    result = SearchResult(search, (best,), ((2.13, 0.377), (1.89, 0.341)), 9, 2, (("a", LOSSY),))
+    result = SearchResult(
+        search, (best,), ((2.13, 0.377), (1.89, 0.341)), 9, 2, labels=(("a", LOSSY),)
+    )
     assert search_told("x", result).splitlines()[:4] == [
         "x: 9 trials (2 refused), 2 objectives: decode_tokens_per_s, hit_ratio",
         "as it stands (fit / eval): decode_tokens_per_s 2.13 / 1.89  hit_ratio 0.377 / 0.341",

@@ -102,7 +102,9 @@ class Built:
     def told(self, *what: Any) -> None:
         self.seen.append(what)
 
-    def prepare(self, parts: Any, sections: Any, workload: Any, geometry: Any = None) -> Any:
+    def prepare(
+        self, parts: Any, sections: Any, workload: Any, geometry: Any = None, predictor: Any = None
+    ) -> Any:
         self.told("prepare", sections, geometry is not None)
         return dict.fromkeys(sections, 6)
 
