@@ -47,7 +47,8 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
     and for an object that is no policy of its section.
     """
     for section, policy in policies.items():
-        if type(policy) is dict:  # no class made anything of it
+        made: type = type(policy)
+        if made is dict:
             raise ValueError(
                 f"{section}: the chosen file has no _target_, the class that it makes; add"
                 " _target_: MODULE.CLASS to it"
