@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.worked import CONFIG as WORKED
 from sim.engine.simulate import simulate
 from sim.results.run import Run
 from sim.setup.build import build
@@ -83,29 +84,11 @@ OTHER = part(
     link=link(),
 )
 PLAIN: Config = {
-    "seed": 0,
+    **{name: WORKED[name] for name in ("seed", "timeline_steps", "output_dir", "workload")},
     "outputs": "summary",
     "bounds": "none",
-    "timeline_steps": None,
-    "output_dir": "unused",
     "budget": {"resident_share": 0.5, "slots_gib": None},
-    "trace": {
-        "_target_": "sim.setup.TraceChoice",
-        "path": "small",
-        "split": "eval",
-        "exclude": [],
-        "max_sequences": None,
-    },
-    "workload": {
-        "_target_": "sim.setup.WorkloadChoice",
-        "batching": "sequential",
-        "lookahead_norm": "raw",
-        "together": 1,
-        "prefill_chunk": None,
-        "arrivals_per_s": None,
-        "arrivals_s": None,
-        "arrival_seed": 0,
-    },
+    "trace": {**WORKED["trace"], "path": "small"},
     "model": part(
         "Model",
         name="small",
