@@ -268,10 +268,15 @@ def _walked(walk: Walk, added: Float32s) -> Float32s:
 
 
 def logits_of(inputs: Float32s, routers: Routers, ahead: int = 0) -> Float32s:
-    """Logits [L - ahead, T, E] of the routers ``ahead`` layers later, on these inputs [L, T, H]."""
-    return np.asarray(
-        inputs[: len(inputs) - ahead] @ routers.weight[ahead:].swapaxes(1, 2), dtype=np.float32
-    )
+    """Logits [L - ahead, T, E] of the routers ``ahead`` layers later, on these inputs [L, T, H].
+
+    They are summed in float64. In float32 each processor's BLAS rounds in its own way, and then a
+    near tie is another expert, from which a calibration goes another way.
+    """
+    products = inputs[: len(inputs) - ahead].astype(np.float64) @ routers.weight[ahead:].swapaxes(
+        1, 2
+    ).astype(np.float64)
+    return products.astype(np.float32)
 
 
 def output_norms(walk: Walk, seed: int, sequence: int, shape: tuple[int, ...]) -> Float32s:

@@ -112,6 +112,17 @@ def test_lookahead_is_the_later_router_on_this_input():
     assert ahead[1, 3] == pytest.approx(expected, abs=1e-4)
 
 
+def test_logits_are_the_exact_sums_rounded_once():
+    """So that they are the same on every processor, whatever order its BLAS sums in."""
+    routers = make_routers(PLAIN, LAYERS, EXPERTS, 0)
+    inputs, _ = gate_inputs(PLAIN, routers, 7, 0, 0)
+    for layer, token, expert in np.ndindex(LAYERS, 7, EXPERTS):
+        # A product of two float32 is exact in a float, and fsum rounds their sum once.
+        products = inputs[layer, token].astype(float) * routers.weight[layer, expert].astype(float)
+        exact = np.float32(math.fsum(products))
+        assert logits_of(inputs, routers)[layer, token, expert] == exact
+
+
 def test_a_sequence_does_not_depend_on_others_and_seeds_differ():
     routers = make_routers(PLAIN, LAYERS, EXPERTS, 5)
     again = make_routers(PLAIN, LAYERS, EXPERTS, 5)
