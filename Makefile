@@ -9,7 +9,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # otherwise: without it every process that the tests start would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint check wheel bench engine compiled differential thorough reproduce predictors docs notebooks clean
+.PHONY: demo test lint check wheel bench engine compiled newest differential thorough reproduce predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -50,6 +50,15 @@ engine: $(VENV)/.engine
 # with its tests, its comparison with the reference, and its results and speed beside the checkout's.
 compiled: $(VENV)/.test
 	PYTHON=$(BIN)/python .ci/compiled
+
+# What reads transformers' models, with the newest releases instead of those in constraints.txt: what a user installs
+# today. Only torch stays, whose newest build brings CUDA.
+newest:
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	grep '^torch' constraints.txt > .venv-newest/torch.txt
+	.venv-newest/bin/python -m pip install --quiet --upgrade -c .venv-newest/torch.txt --extra-index-url $(TORCH_INDEX) \
+	  -e '.[model,test]'
+	.venv-newest/bin/python -m pytest -n 2 $(addprefix tests/unit/,capture real sim/machine)
 
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
 SCENARIOS ?= 3000

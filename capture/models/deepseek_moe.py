@@ -27,6 +27,7 @@ from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import (
     DeepseekOcr2TextPreTrainedModel,
 )
 
+from capture.models.caches import OF_OUTPUTS, cache_of
 from capture.models.discover import CaptureError
 
 MODEL_TYPE = "deepseek"
@@ -79,6 +80,7 @@ class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin): 
         attention_mask: Any = None,
         position_ids: Any = None,
         past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Any = None,
         use_cache: Any = None,
         logits_to_keep: int = 0,
@@ -88,9 +90,9 @@ class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin): 
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            **{OF_OUTPUTS: past_key_values if cache is None else cache},
             **others,
         )
         hidden = (
@@ -98,9 +100,7 @@ class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin): 
             if logits_to_keep
             else output.last_hidden_state
         )
-        return CausalLMOutputWithPast(
-            logits=self.lm_head(hidden), past_key_values=output.past_key_values
-        )
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden), **{OF_OUTPUTS: cache_of(output)})
 
 
 # The checkpoint names its tensors experts.{e}.gate_proj and so on, as Qwen2-MoE does, so

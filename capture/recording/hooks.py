@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from capture.models.adapters import forward_arguments
+from capture.models.caches import given_cache
 from capture.models.discover import (
     DECODER,
     ENCODER,
@@ -187,7 +188,7 @@ class RouterHooks:
             shape = (given["inputs_embeds"] if ids is None else ids).shape[:2]
             device = (given["inputs_embeds"] if ids is None else ids).device
             tokens = torch.full(shape, -1, device=device) if ids is None else ids.detach().clone()
-            cache = given.get("past_key_values")
+            cache = given_cache(given)
             past = 0 if cache is None else int(cache.get_seq_length())
             encoder = side == ENCODER
             rows = self.tracker.step(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from capture.models.caches import cache_of, cache_word
 from capture.models.discover import CaptureError, MoELayer
 from capture.recording.hooks import ROUTING_AND_INPUTS, RouterHooks
 from capture.recording.prompts import Passage
@@ -96,7 +97,7 @@ class Decoder:
             self.mask[row, place] = 1
         self.padded = bool((self.mask == 0).any())
         taken = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in taken
+        self.takes_positions, self.cache_word = "position_ids" in taken, cache_word(taken)
         any_word = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
         self.takes_cache = any_word or "use_cache" in taken
 
@@ -122,12 +123,12 @@ class Decoder:
             if self.takes_positions:
                 places = (self.mask.cumsum(-1) - 1).clamp(min=0)
                 given["position_ids"] = places[:, -tokens.shape[1] :].to(self.device)
-        cache = None if self.output is None else self.output.past_key_values
+        cache = cache_of(self.output)
         if cache is not None:
-            given["past_key_values"] = cache
+            given[self.cache_word] = cache
         if self.takes_cache:
             self.output = self.model(input_ids=tokens.to(self.device), use_cache=True, **given)
-        if getattr(self.output, "past_key_values", None) is None:
+        if cache_of(self.output) is None:
             raise CaptureError(
                 f"{type(self.model).__name__} returns no cache, so it cannot decode token by token;"
                 " write its routes as a csv yourself (moelab import format=csv)"
@@ -189,13 +190,12 @@ class EncoderDecoder(Decoder):
         return torch.full((len(self.passages),), start)
 
     def step(self, tokens: torch.Tensor) -> None:
-        cache = None if self.output is None else self.output.past_key_values
         self.output = self.model(
             encoder_outputs=self.encoded,
             attention_mask=self.mask,
             decoder_input_ids=tokens[:, None].to(self.device),
-            past_key_values=cache,
             use_cache=True,
+            **{self.cache_word: cache_of(self.output)},
         )
 
 

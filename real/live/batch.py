@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from capture.models.caches import cache_of
 from capture.recording.prompts import Passage
 from capture.recording.run import Decoder, decoder_of
 from real.live.asked import Tokens
@@ -110,7 +111,7 @@ def _keep(decoder: Decoder, rows: Sequence[int]) -> None:
     at = torch.tensor(list(rows), device=decoder.device)
     decoder.passages = [decoder.passages[row] for row in rows]
     decoder.mask = decoder.mask[at.to(decoder.mask.device)]
-    cache, encoded = decoder.output.past_key_values, getattr(decoder, "encoded", None)
+    cache, encoded = cache_of(decoder.output), getattr(decoder, "encoded", None)
     cut = 0
     if encoded is not None:
         encoded.last_hidden_state = encoded.last_hidden_state[at]
@@ -120,16 +121,15 @@ def _keep(decoder: Decoder, rows: Sequence[int]) -> None:
         decoder.padded = bool((decoder.mask == 0).any())
     for layer in _layers(cache):
         layer.keys, layer.values = layer.keys[at][:, :, cut:], layer.values[at][:, :, cut:]
-    decoder.output = SimpleNamespace(logits=decoder.output.logits[at, -1:], past_key_values=cache)
+    decoder.output = SimpleNamespace(logits=decoder.output.logits[at, -1:], cache=cache)
 
 
 def _join(decoder: Decoder, newcomers: Decoder) -> None:
     """Append the newcomers' rows to the decoder's."""
     width = max(decoder.mask.shape[1], newcomers.mask.shape[1])
     ours, theirs = decoder.output, newcomers.output
-    for mine, other in zip(
-        _layers(ours.past_key_values), _layers(theirs.past_key_values), strict=True
-    ):
+    cache = cache_of(ours)
+    for mine, other in zip(_layers(cache), _layers(cache_of(theirs)), strict=True):
         mine.keys = torch.cat(
             [_behind_padding(mine.keys, width), _behind_padding(other.keys, width)]
         )
@@ -143,7 +143,7 @@ def _join(decoder: Decoder, newcomers: Decoder) -> None:
     decoder.padded = bool((decoder.mask == 0).any())
     decoder.passages = [*decoder.passages, *newcomers.passages]
     logits = torch.cat([ours.logits[:, -1:], theirs.logits[:, -1:]])
-    decoder.output = SimpleNamespace(logits=logits, past_key_values=ours.past_key_values)
+    decoder.output = SimpleNamespace(logits=logits, cache=cache)
 
 
 def _behind_padding(states: torch.Tensor, width: int) -> torch.Tensor:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from capture.models.adapters import forward_arguments
+from capture.models.caches import cache_of, cache_word
 from capture.models.discover import CaptureError
 from sim.traces.trace import DECODE, Trace
 
@@ -69,6 +71,7 @@ class Reading:
         self._device = next(model.parameters()).device
         self._encoded: Any = None
         self._cache: Any = None
+        self._cache_word = cache_word(forward_arguments(model))
 
     @torch.no_grad()
     def prompt(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -88,7 +91,7 @@ class Reading:
     def step(self, token: int) -> torch.Tensor:
         """Feed one token; return its logits [1, V]."""
         ids = torch.tensor([[token]], device=self._device)
-        given: dict[str, Any] = {"use_cache": True, "past_key_values": self._cache}
+        given: dict[str, Any] = {"use_cache": True, self._cache_word: self._cache}
         if self._encoded is not None:
             return self._logits(
                 self._model(encoder_outputs=self._encoded, decoder_input_ids=ids, **given)
@@ -96,7 +99,7 @@ class Reading:
         return self._logits(self._model(input_ids=ids, **given))
 
     def _logits(self, output: Any) -> torch.Tensor:
-        self._cache = getattr(output, "past_key_values", None)
+        self._cache = cache_of(output)
         logits = getattr(output, "logits", None)
         if logits is None or self._cache is None:
             raise CaptureError(

@@ -12,6 +12,7 @@ import safetensors.numpy
 import torch
 
 from capture.__main__ import main
+from capture.models.caches import OF_OUTPUTS, cache_of
 from capture.models.discover import CaptureError, discover
 from capture.models.norms import attention_norms, gate_norms
 from capture.recording.prompts import Passage, Prompt, prompts_file
@@ -520,7 +521,7 @@ def test_flushing_at_every_step_records_the_same(mixtral: Path) -> None:
         with RouterHooks(discover(model), flush_bytes=flush_bytes) as hooks, torch.no_grad():
             output = model(passage, use_cache=True)
             for token in (8, 9):
-                output = model(torch.tensor([[token]]), past_key_values=output.past_key_values)
+                output = model(torch.tensor([[token]]), **{OF_OUTPUTS: cache_of(output)})
         found.append(hooks.take())
     for name in ("step", "token", "ids", "weights", "logits"):
         np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from capture.models.caches import OF_OUTPUTS, cache_of
 from capture.models.discover import CaptureError, MoELayer, discover
 from capture.models.expert_forms import form_of
 from capture.models.norms import gate_norms
@@ -154,7 +155,7 @@ def test_chunked_prefill_is_a_chunk(model: Any) -> None:
     tokens = torch.tensor([passages(1)[0].prefill])
     with RouterHooks(discover(model)) as hooks:
         output = model(tokens[:, :5], use_cache=True)
-        model(tokens[:, 5:], past_key_values=output.past_key_values)
+        model(tokens[:, 5:], **{OF_OUTPUTS: cache_of(output)})
     rows = hooks.take()
     assert rows.phase.tolist() == [PREFILL] * 5 + [CHUNK] * 3
     assert rows.position.tolist() == list(range(8))
@@ -164,7 +165,7 @@ def test_rows_after_the_end_of_text_are_not_valid(model: Any) -> None:
     with RouterHooks(discover(model), eos_token_ids=[2]) as hooks:
         output = model(torch.tensor([[4, 5], [6, 2]]), use_cache=True)
         for tokens in ([[2], [7]], [[9], [8]]):
-            output = model(torch.tensor(tokens), past_key_values=output.past_key_values)
+            output = model(torch.tensor(tokens), **{OF_OUTPUTS: cache_of(output)})
     rows = hooks.take()
     assert rows.valid.tolist() == [True] * 4 + [False, True] + [False, True]
 
@@ -339,9 +340,9 @@ def test_a_last_site_that_is_skipped_is_an_error() -> None:
 def test_beams_are_refused(model: Any) -> None:
     with RouterHooks(discover(model)):
         output = model(torch.tensor([[4, 5], [6, 7]]), use_cache=True)
-        output.past_key_values.batch_select_indices(torch.tensor([0]))
+        cache_of(output).batch_select_indices(torch.tensor([0]))
         with pytest.raises(CaptureError, match="beams and reordered batches"):
-            model(torch.tensor([[8]]), past_key_values=output.past_key_values)
+            model(torch.tensor([[8]]), **{OF_OUTPUTS: cache_of(output)})
     prompt = torch.tensor([[4, 5, 6]])
     refusal = "the cache is reordered: beams cannot be recorded; use plain greedy"
     with pytest.raises(CaptureError, match=refusal), RouterHooks(discover(model)):
@@ -373,8 +374,8 @@ def test_texts_that_are_read_whole_one_after_the_other_are_sequences(model: Any)
 def test_a_cache_is_left_as_it_was(model: Any) -> None:
     with RouterHooks(discover(model)):
         output = model(torch.tensor([[4, 5]]), use_cache=True)
-        output = model(torch.tensor([[6]]), past_key_values=output.past_key_values)
-    cache = output.past_key_values
+        output = model(torch.tensor([[6]]), **{OF_OUTPUTS: cache_of(output)})
+    cache = cache_of(output)
     assert not {"crop", "reorder_cache"} & set(vars(cache))
     cache.crop(-1)
     assert cache.get_seq_length() == 2
@@ -384,15 +385,15 @@ def test_a_crop_of_rows_that_had_ended_is_allowed_and_one_of_tokens_is_not(model
     """On some devices generate() runs a step before it checks whether to stop, and undoes it."""
     with RouterHooks(discover(model), eos_token_ids=[2]) as hooks:
         output = model(torch.tensor([[4, 5]]), use_cache=True)
-        output = model(torch.tensor([[2]]), past_key_values=output.past_key_values)
-        output.past_key_values.crop(-1)
-        model(torch.tensor([[2]]), past_key_values=output.past_key_values)
+        output = model(torch.tensor([[2]]), **{OF_OUTPUTS: cache_of(output)})
+        cache_of(output).crop(-1)
+        model(torch.tensor([[2]]), **{OF_OUTPUTS: cache_of(output)})
     assert hooks.take().valid.tolist() == [True, True, False, False]
     with RouterHooks(discover(model), eos_token_ids=[2]):
         output = model(torch.tensor([[4, 5]]), use_cache=True)
-        output = model(torch.tensor([[7]]), past_key_values=output.past_key_values)
+        output = model(torch.tensor([[7]]), **{OF_OUTPUTS: cache_of(output)})
         with pytest.raises(CaptureError, match="1 positions with recorded tokens were cropped"):
-            output.past_key_values.crop(-1)
+            cache_of(output).crop(-1)
 
 
 def test_a_router_that_its_input_does_not_explain_is_refused(model: Any, rows: Rows) -> None:

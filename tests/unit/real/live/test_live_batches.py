@@ -20,6 +20,7 @@ import torch
 import transformers
 from transformers import AutoConfig, DynamicCache
 
+from capture.models.caches import OF_OUTPUTS
 from capture.models.discover import discover
 from capture.recording.load import load_model
 from capture.recording.prompts import Passage
@@ -156,7 +157,7 @@ class SideBySide:
             }
         with experts_of_tokens(self._model, mask[:, -new:].flatten().bool()):
             logits = self._model(
-                input_ids=ids, past_key_values=past, use_cache=True, **given
+                input_ids=ids, use_cache=True, **{OF_OUTPUTS: past}, **given
             ).logits[:, -1]
         for row, number in enumerate(numbers):
             self._kept[number] = [
