@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from real.driver.machine import processor
 from real.driver.timers import WAKE_NS
 from real.host.cpu import CpuDevice
 from real.setup.prepare import Prepared, Request
+from real.store.work import Weights
 from sim.results.frames import Frames
 from sim.results.labels import Labels, labels_of
 from sim.results.metrics import summarise
@@ -92,20 +93,32 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Res
             "hardware": ran_on(prepared),
         }
     facts = _facts(prepared, run, record)
-    labels = as_it_ran(run, frames, prepared.request)
+    labels = as_it_ran(run, frames, prepared.request, rounding_in(prepared.weights))
     summary["labels"] = replace(labels, machine=_stands_for(labels.machine, facts)).kinds()
     # These times were measured: no error of a simulation is theirs.
     summary["calibration"] |= {"error": None, "ci95": None}
     return Result({**summary, "real": facts}, frames)
 
 
-def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
-    """The labels of a run on a device.
+def rounding_in(weights: Weights | None) -> tuple[str, ...]:
+    """The precisions at which a store does not give a checkpoint's own weights back.
+
+    A stand-in has none that could be lost.
+    """
+    if weights is None or weights.store.header.is_stand_in:
+        return ()
+    header = weights.store.header
+    pairs = zip(header.variants, header.lossless, strict=True)
+    return tuple(variant.precision for variant, lossless in pairs if not lossless)
+
+
+def as_it_ran(run: Run, frames: Frames, request: Request, rounding: Collection[str] = ()) -> Labels:
+    """The labels of a run on a device; ``rounding`` as in `sim.results.labels.labels_of`.
 
     Where links and compute are both free, the times are this machine's own, so the label that they
     were never compared with a real machine is dropped.
     """
-    engine, labels = request.engine, labels_of(run, frames.lookups)
+    engine, labels = request.engine, labels_of(run, frames.lookups, rounding)
     is_own = request.device != "null" and (engine.links, engine.compute) == ("free", "free")
     return replace(labels, machine=None) if is_own else labels
 
@@ -153,7 +166,7 @@ def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
     if weights is not None:
         header = weights.store.header
         facts["store"] = {
-            "weights": "stand_in" if "stand_in" in header.identity else "checkpoint",
+            "weights": "stand_in" if header.is_stand_in else "checkpoint",
             "bytes": header.num_bytes,
             "distinct_experts": header.distinct,
             "sha256": header.sha256,

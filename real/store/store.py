@@ -90,6 +90,11 @@ class StoreHeader:
         )
 
     @property
+    def is_stand_in(self) -> bool:
+        """Whether the experts are patterns, and no model's."""
+        return "stand_in" in self.identity
+
+    @property
     def parts(self) -> tuple[Variant, ...]:
         """All that is stored of an expert, in the file's order."""
         return self.variants if self.resident is None else (*self.variants, self.resident)

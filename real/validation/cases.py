@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from real.driver.recording import Recording, record_run
-from real.setup.execute import as_it_ran
+from real.setup.execute import as_it_ran, rounding_in
 from real.setup.prepare import Prepared, Request, prepare_replay, read_request
 from real.validation.conformance import NonconformanceError, conform
 from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
@@ -142,7 +142,7 @@ def measure_run(request: Request, share: float, system: str) -> Measured:
         pairs_of(recording, frames, run.durations),
         delay,
         os.getloadavg()[0],
-        as_it_ran(run, frames, request),
+        as_it_ran(run, frames, request, rounding_in(prepared.weights)),
     )
 
 

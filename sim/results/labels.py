@@ -8,7 +8,7 @@ print ``told`` of their labels; code that draws numbers must call ``write_on``.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -80,10 +80,11 @@ class Labels:
 TEXTS = tuple(field.name for field in fields(Labels) if field.name != "changed")
 
 
-def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
+def labels_of(run: Run, lookups: pl.DataFrame | None, rounding: Collection[str] = ()) -> Labels:
     """The labels of a run that has ended with these ``lookups`` (contract C113).
 
     Before the run there are no lookups (None): then the labels that are certain beforehand.
+    ``rounding``: precisions in which a device did not have this model's own weights.
     """
     model = replaying(run.model, run.trace.header.model.name)
     return Labels(
@@ -91,7 +92,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
         part="; ".join(filter(None, (model.part, _larger(run)))) or None,
         synthetic=synthetic_label(run.trace.header),
         machine=_machine(run),
-        lossy=_lossy(run, lookups),
+        lossy=_lossy(run, lookups, rounding),
         knows_future=_knowledge(run),
         reference=(
             "a reference: copies take no time" if run.controller.loader.copies == "free" else None
@@ -146,10 +147,14 @@ def _larger(run: Run) -> str | None:
     return f"experts at {best} take {times:.2g} times the bytes of the published {model.stored}"
 
 
-def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
+def _lossy(run: Run, lookups: pl.DataFrame | None, rounding: Collection[str] = ()) -> str | None:
     """The ways in which something was lost, prompts included; None where nothing was."""
-    geometry, stored = run.controller.geometry, run.model.keeps
+    geometry = run.controller.geometry
     best, *others = geometry.precisions
+
+    def stored(name: str) -> bool:
+        return run.model.keeps(name) and name not in rounding
+
     ways = [] if stored(best) else [f"every expert at {best} or below"]
     if lookups is not None:
         low = pl.col("served").is_in([name for name in others if not stored(name)])

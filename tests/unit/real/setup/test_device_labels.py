@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from real.setup.execute import _stands_for, lateness
+from helpers.cpu_runs import FREE, Prepare
+from real.setup.execute import _stands_for, lateness, measure, replay_driver
 from sim.results.labels import Labels, told
 
 NEVER = "no time of paced_cpu was ever compared with a real machine's"
@@ -41,3 +42,24 @@ def test_times_of_a_machine_of_their_own_or_of_a_virtual_clock_keep_their_label(
     assert _stands_for(NEVER, {"device": "null", "input": "replay"}) == NEVER
     links_free = facts(0.0, late_services=None)
     assert _stands_for(None, links_free) == "a run on device=host, which stands for paced_cpu"
+
+
+@pytest.mark.parametrize(
+    ("words", "lossy"),
+    [
+        (("precision=bf16",), "lossy (every expert at bf16 or below)"),
+        (("precision=fp16",), None),
+        (("precision=bf16", "engine.weights=stand_in", "engine.stand_in_gib=0.01"), None),
+    ],
+    ids=["rounded", "exact", "patterns"],
+)
+def test_a_run_on_weights_that_its_store_rounded_is_labelled_lossy(
+    prepare: Prepare, words: tuple[str, ...], lossy: str | None
+) -> None:
+    """The bundled weights are in fp16, of which bf16 keeps fewer bits: this was called lossless."""
+    prepared = prepare("system=lru", *words, *FREE)
+    driver = replay_driver(prepared)
+    summary = measure(prepared, prepared.run, driver, driver.drive()).summary
+    (stored,) = summary["real"]["store"]["precisions"].values()
+    assert summary["labels"]["lossy"] == lossy
+    assert stored["lossless"] == ("precision=fp16" in words)
