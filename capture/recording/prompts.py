@@ -96,13 +96,14 @@ def cut_passages(
     prompt_tokens: tuple[int, int],
     following_tokens: int,
     seed: int,
+    words: tuple[str, str] = ("prompt_tokens", "decode_tokens"),
 ) -> list[Passage]:
     """``sequences`` passages, half of each split (fit first), in file order.
 
     The length of each prompt is drawn with ``seed`` from the range ``prompt_tokens``, both ends
     included. Each passage also has the ``following_tokens`` tokens of its document. Raise
     `CaptureError` if there are too few prompts, if one is too short, or if a document is in both
-    splits.
+    splits. ``words`` are those by which the caller's user says the two lengths.
     """
     splits: dict[str, set[str]] = {}
     for prompt in prompts:
@@ -125,16 +126,22 @@ def cut_passages(
     generator = np.random.default_rng(seed)
     lengths = generator.integers(prompt_tokens[0], prompt_tokens[1] + 1, len(chosen)).tolist()
     return [
-        _passage(prompt, tokenize(prompt.text), length, following_tokens)
+        _passage(prompt, tokenize(prompt.text), length, following_tokens, words)
         for prompt, length in zip(chosen, lengths, strict=True)
     ]
 
 
-def _passage(prompt: Prompt, tokens: Sequence[int], length: int, following: int) -> Passage:
+def _passage(
+    prompt: Prompt,
+    tokens: Sequence[int],
+    length: int,
+    following: int,
+    words: tuple[str, str],
+) -> Passage:
     if len(tokens) < length + following:
         raise CaptureError(
             f"a text of {prompt.document!r} has {len(tokens)} tokens, needs {length} + {following};"
-            " lower prompt_tokens or decode_tokens, or give longer texts"
+            f" lower {words[0]} or {words[1]}, or give longer texts"
         )
     return Passage(prompt, tuple(tokens[:length]), tuple(tokens[length : length + following]))
 

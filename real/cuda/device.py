@@ -76,7 +76,8 @@ class CudaDevice(ComputingDevice):
         overflow_bytes: int = 0,
         uses_graphs: bool = True,
     ) -> None:
-        check(controller, weights.store, engine)
+        check(controller, engine, by_neuron=weights.store.header.resident is not None)
+        weights.store.check_shape(controller.geometry)
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
         super().__init__(

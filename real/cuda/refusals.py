@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from real.driver.settings import Engine
-from real.store.store import Store
 from sim.core.controller import Controller
 
 
-def check(controller: Controller, store: Store, engine: Engine) -> None:
-    """Raise ValueError for what this device does not do."""
+def check(controller: Controller, engine: Engine, *, by_neuron: bool) -> None:
+    """Raise ValueError for what this device does not do; `real.setup.devices` calls it by name."""
     loader, name = controller.loader, type(controller.payload).__name__
     is_partial = controller.payload.active_share < 1
     refused = {
@@ -16,7 +15,7 @@ def check(controller: Controller, store: Store, engine: Engine) -> None:
         f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
         f"payload {name} (more than one expert)": not controller.payload.whole and not is_partial,
         f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
-            is_partial and store.header.resident is None
+            is_partial and not by_neuron
         ),
         f"payload {name} on {controller.route.links} links": (
             is_partial and controller.route.links > 1
@@ -32,4 +31,3 @@ def check(controller: Controller, store: Store, engine: Engine) -> None:
         raise ValueError(
             f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system"
         )
-    store.check_shape(controller.geometry)

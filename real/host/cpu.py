@@ -42,7 +42,6 @@ from real.store.reading import (
     read_whole,
 )
 from real.store.slots import SlotMemory
-from real.store.store import Store
 from real.store.work import ExpertWork, SiteInputs, Weights
 from sim.core.controller import Controller
 from sim.core.slots import Slots
@@ -64,7 +63,8 @@ class CpuDevice(ThreadedDevice):
         self, controller: Controller, weights: Weights, engine: Engine, *, overflow_bytes: int = 0
     ) -> None:
         super().__init__(PIECE_BYTES, engine.patience_s, is_paced=engine.links == "paced")
-        _check(controller, weights.store, engine)
+        check(controller, engine, by_neuron=weights.store.header.resident is not None)
+        weights.store.check_shape(controller.geometry)
         self._controller, self._store, self._engine = controller, weights.store, engine
         self._is_padded, self._is_live = engine.compute == "padded", False
         self._work_of = ExpertWork(weights, controller.geometry)
@@ -319,12 +319,12 @@ def _copy_all(sources: list[Bytes], targets: list[Bytes]) -> None:
         at += len(target)
 
 
-def _check(controller: Controller, store: Store, engine: Engine) -> None:
-    """Raise ValueError for what this device does not do."""
+def check(controller: Controller, engine: Engine, *, by_neuron: bool) -> None:
+    """Raise ValueError for what this device does not do; `real.setup.devices` calls it by name."""
     loader, name = controller.loader, type(controller.payload).__name__
     refused = {
         f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
-            controller.payload.active_share < 1 and store.header.resident is None
+            controller.payload.active_share < 1 and not by_neuron
         ),
         f"payload {name} with a RAM tier (which holds whole experts)": (
             controller.payload.active_share < 1 and controller.ram is not None
@@ -343,7 +343,6 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
         raise ValueError(
             f"device=cpu does not run {' nor '.join(wrong)}; choose device=null, or another system"
         )
-    store.check_shape(controller.geometry)
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CpuDevice:

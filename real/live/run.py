@@ -21,7 +21,8 @@ from real.live.channels import LiveChannels
 from real.live.foresight import Eyes, read_thresholds
 from real.live.live import LiveDriver, LiveModel
 from real.live.workload import LivePrompt, LiveWorkload, blank_trace
-from real.setup.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
+from real.setup.prepare import Prepared, Request, prepare_live, settings_of
+from real.setup.stores import Advance, weights_folder
 from real.store.weightless import Weightless
 from sim.policies.payloads import ActiveShare
 from sim.results.run import Run
@@ -42,13 +43,11 @@ def prepare(
     prompts that are too few or cannot be read.
     """
     _prompts_of(request.live)
-    prepared = prepare_live(request, trace, advance)
-    _check(prepared)
-    return prepared
+    return prepare_live(request, _check, trace, advance)
 
 
-def _check(prepared: Prepared) -> None:
-    run = prepared.run
+def _check(request: Request, run: Run, weightless: Weightless, by_neuron: bool) -> None:
+    """Raise ValueError for what a live run cannot have, also of its texts and batches."""
     controller, workload = run.controller, run.workload
     depth, lookahead = controller.predictor.requires.lookahead_sites, run.trace.header.lookahead
     payload, precisions = controller.payload, ", ".join(controller.geometry.precisions)
@@ -57,10 +56,10 @@ def _check(prepared: Prepared) -> None:
         "a cache that knows the future (belady)": controller.cache.requires.future,
         "a predictor that is told the run's needs": controller.predictor.requires.future,
         f"{parts} (parts of experts move with precision=floe)": (
-            payload.active_share < 1 and not _is_by_neuron(prepared)
+            payload.active_share < 1 and not by_neuron
         ),
         f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)": (
-            controller.loader.dense_slots > 0 and prepared.request.device != "null"
+            controller.loader.dense_slots > 0 and request.device != "null"
         ),
         "workload.batching=recorded (a live run has no trace's steps)": (
             workload.batching == "recorded"
@@ -87,10 +86,9 @@ def _check(prepared: Prepared) -> None:
             f"input=live does not go with {' nor '.join(wrong)}; choose input=replay, or another"
             " system"
         )
-
-
-def _is_by_neuron(prepared: Prepared) -> bool:
-    return prepared.weights is not None and prepared.weights.store.header.resident is not None
+    passages, _ = read_passages(request, run)
+    _steps_of(request, run, weightless, passages)
+    _thresholds_of(run)
 
 
 def _prompts_of(live: Live) -> list[Prompt]:
@@ -108,13 +106,13 @@ def _prompts_of(live: Live) -> list[Prompt]:
     return found[: live.sequences]
 
 
-def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
+def read_passages(request: Request, run: Run) -> tuple[list[Passage], Any]:
     """The prompts, cut to their lengths, and the tokenizer.
 
     Raise `CaptureError` where one is too short.
     """
-    request, live = prepared.request, prepared.request.live
-    folder = weights_folder(request.engine, prepared.run.model)
+    live = request.live
+    folder = weights_folder(request.engine, run.model)
     assert folder is not None
     tokenizer = load_tokenizer(settings_of(request, folder))
     prompts = _prompts_of(live)
@@ -135,6 +133,7 @@ def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
             prompt_tokens=(prompt_tokens, prompt_tokens),
             following_tokens=new_tokens if forced else 0,
             seed=0,
+            words=("live.prompt_tokens", "live.new_tokens"),
         )
     return [replace(p, prompt=replace(p.prompt, split=live.split)) for p in passages], tokenizer
 
@@ -148,23 +147,14 @@ def live_driver(
 
     With an ``output_dir`` each sequence's text is written there when it has ended.
     """
-    run, live = prepared.run, prepared.request.live
-    passages, tokenizer = read_passages(prepared)
+    run = prepared.run
+    passages, tokenizer = read_passages(prepared.request, run)
     assert prepared.weightless is not None
     assert prepared.weights is not None
-    prompts = [
-        LivePrompt(passage.prompt.domain, live.split, *lengths)
-        for passage, lengths in zip(passages, live.lengths(), strict=True)
-    ]
     predictor, payload = run.controller.predictor, run.controller.payload
-    steps = _composed(run, prompts)
-    check_batches(prepared.weightless.model, steps)
-    check_run_memory(run.model, run.hardware, steps.limits, run.controller, draft_layers=0)
+    steps = _steps_of(prepared.request, run, prepared.weightless, passages)
     device: Any = prepared.device
-    thresholds = None
-    if isinstance(payload, ActiveShare) and payload.requires.active_shares:
-        directory = trace_directory(str(run.config["trace"]["path"]))
-        thresholds = read_thresholds(directory, run.trace.header, payload.sparsity)
+    thresholds = _thresholds_of(run)
     eyes = replace(_eyes(prepared.weightless, steps), thresholds=thresholds, up_of=device.up_of)
     workload = LiveWorkload(steps, eyes, keeps_inputs=predictor.requires.gate_inputs)
     driver = LiveDriver(
@@ -182,6 +172,29 @@ def live_driver(
         driver.channels = LiveChannels(workload, payload, geometry, width, device.up_of, thresholds)
         device.arrivals.rank = driver.channels.ranked
     return driver
+
+
+def _steps_of(
+    request: Request, run: Run, weightless: Weightless, passages: Sequence[Passage]
+) -> Workload:
+    """The workload of these texts. Raise ValueError where model or machine cannot run it."""
+    prompts = [
+        LivePrompt(passage.prompt.domain, request.live.split, *lengths)
+        for passage, lengths in zip(passages, request.live.lengths(), strict=True)
+    ]
+    steps = _composed(run, prompts)
+    check_batches(weightless.model, steps)
+    check_run_memory(run.model, run.hardware, steps.limits, run.controller, draft_layers=0)
+    return steps
+
+
+def _thresholds_of(run: Run) -> torch.Tensor | None:
+    """The thresholds of active channels that the run's payload reads; None if it reads none."""
+    payload = run.controller.payload
+    if not (isinstance(payload, ActiveShare) and payload.requires.active_shares):
+        return None
+    directory = trace_directory(str(run.config["trace"]["path"]))
+    return read_thresholds(directory, run.trace.header, payload.sparsity)
 
 
 def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:

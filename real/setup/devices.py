@@ -28,6 +28,7 @@ from real.driver.device import Device, NullDevice
 from real.driver.settings import Engine
 from real.store.neurons import Arrivals
 from real.store.work import SiteInputs, Weights
+from sim.core.controller import Controller
 from sim.results.run import Run
 
 Maker = Callable[[Run, Weights | None, Engine], Device]
@@ -37,6 +38,12 @@ MAKERS = {
     "cuda": "real.cuda.device:make",
     "host": "real.cuda.device:make_on_host",
 }
+CHECKS = {
+    "cpu": "real.host.cpu:check",
+    "cuda": "real.cuda.refusals:check",
+    "host": "real.cuda.refusals:check",
+}
+"""By device that does not run everything: ``check(controller, engine, *, by_neuron)``."""
 
 
 class LiveDevice(Device, Protocol):
@@ -62,6 +69,16 @@ def maker_of(name: str) -> Maker:
             f"device={name} is not to be had here ({error}); choose device=cpu or device=null"
         ) from None
     return found
+
+
+def check_device(name: str, controller: Controller, engine: Engine, *, by_neuron: bool) -> None:
+    """Raise ValueError for what a device does not do.
+
+    ``by_neuron``: whether experts are stored neuron by neuron.
+    """
+    if name in CHECKS:
+        module, _, function = CHECKS[name].partition(":")
+        getattr(import_module(module), function)(controller, engine, by_neuron=by_neuron)
 
 
 def make_null(run: Run, weights: Weights | None, engine: Engine) -> Device:

@@ -13,13 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from capture.recording.settings import Settings
 from real.driver.device import Device
 from real.driver.settings import INPUTS, Engine, Live
-from real.setup.devices import maker_of
-from real.store.checkpoint import CheckpointExperts
+from real.setup.devices import check_device, maker_of
+from real.setup.stores import Advance, PlannedStore, plan_of, weights_folder
 from real.store.experts import ExpertForm
 from real.store.stand_in import StandInForm
-from real.store.store import Store, open_or_write, plan_store
+from real.store.store import Store
 from real.store.swapping import forms_of_layers
-from real.store.variants import ALIGNMENT, StoreError
 from real.store.work import Weights
 from sim.machine.model import Model
 from sim.results.run import Run
@@ -28,7 +27,6 @@ from sim.setup.own_gates import own_gates
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS
-from sim.values.units import gib
 from sim.workload.kv_room import GROWING, ONCE
 
 if TYPE_CHECKING:
@@ -36,9 +34,8 @@ if TYPE_CHECKING:
 
 SECTIONS = ("device", "input", "engine", "live")
 """What ``conf/real.yaml`` adds to a simulated run's configuration."""
-STAND_IN = "stand_in"
-Advance = Callable[[int, int], None]
-"""Called with how many experts have been written to a store, and how many there are."""
+CheckLive = Callable[["Request", Run, "Weightless", bool], object]
+"""``check(request, run, weightless, by_neuron)`` of a live run that is to be."""
 
 
 @dataclass(frozen=True)
@@ -250,16 +247,26 @@ def prepare_replay(
         from real.store.weightless import skeleton
 
         forms = forms_of_layers(discover(skeleton(settings_of(request, folder))))
-    store = open_store(request, model, folder, forms, advance)
+    planned = plan_of(request.engine, request.simulated, model, folder, forms)
+    run = _run_with(request, planned, trace)
+    weights = weights_of(request, model, planned.open(advance), forms)
+    return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
+
+
+def _run_with(request: Request, planned: PlannedStore, trace: Trace | None) -> Run:
+    """The run with experts in a planned store's sizes.
+
+    Raise ValueError for parts that do not fit each other, and for what the device does not do.
+    """
     run = build(
         request.simulated,
         request.system,
         trace,
         changed=request.changed,
-        stored_bytes=[v.num_bytes for v in store.header.variants],
+        stored_bytes=planned.variant_bytes,
     )
-    weights = weights_of(request, model, store, forms)
-    return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
+    check_device(request.device, run.controller, request.engine, by_neuron=planned.by_neuron)
+    return run
 
 
 def _check_gates(request: Request, model: Model, trace: Trace | None) -> None:
@@ -268,89 +275,9 @@ def _check_gates(request: Request, model: Model, trace: Trace | None) -> None:
         own_gates(model)
 
 
-def weights_folder(engine: Engine, model: Model) -> Path | None:
-    """The folder of the checkpoint; None for a stand-in."""
-    if engine.weights == STAND_IN:
-        return None
-    if engine.weights is not None:
-        folder = Path(engine.weights)
-        if not folder.is_dir():
-            raise ValueError(
-                f"engine.weights={engine.weights} is no folder; give a checkpoint's, or {STAND_IN}"
-            )
-        return folder
-    bundled = ASSETS / model.name
-    return bundled if (bundled / "config.json").is_file() else None
-
-
 def settings_of(request: Request, folder: Path) -> Settings:
     """Settings with which the model is loaded as a capture loads it."""
     return Settings(str(folder), Path(request.live.prompts), Path(), dtype=request.engine.dtype)
-
-
-def open_store(
-    request: Request,
-    model: Model,
-    folder: Path | None,
-    forms: Sequence[ExpertForm],
-    advance: Advance,
-) -> Store:
-    """The store of the run's model at the system's precisions; written first if it is not there."""
-    precisions = list(make_object(request.simulated.precision).precisions)
-    _check_forms(forms, model)
-    name = f"{model.name}-{'stand_in-' if folder is None else ''}{'-'.join(precisions)}.experts"
-    path = Path(request.engine.store_dir) / name
-    if folder is None:
-        each = sum(part.stride for part in plan_store({}, forms, precisions).parts)
-        distinct = max(1, (gib(request.engine.stand_in_gib) - ALIGNMENT) // each)
-        total = min(distinct, model.sites * model.experts)
-        stand_in: Any = forms
-        return open_or_write(
-            path,
-            {"stand_in": 1},
-            forms,
-            precisions,
-            lambda site, expert: stand_in[site].tensors(expert),
-            distinct=distinct,
-            advance=lambda done: advance(done, total),
-        )
-    experts = CheckpointExperts(folder, forms)
-    total = model.sites * model.experts
-    identity = {"files": _identity(folder), "dtype": request.engine.dtype}
-    return open_or_write(
-        path,
-        identity,
-        forms,
-        precisions,
-        experts.tensors,
-        advance=lambda done: advance(done, total),
-    )
-
-
-def _identity(folder: Path) -> dict[str, Any]:
-    """The size and time of each of a checkpoint's files, which change where one is rewritten."""
-    facts = {path.name: path.stat() for path in sorted(folder.glob("*.safetensors"))}
-    return {name: [found.st_size, found.st_mtime_ns] for name, found in facts.items()}
-
-
-def _check_forms(forms: Sequence[ExpertForm], model: Model) -> None:
-    found: Mapping[str, Any] = forms[0].matrices(forms[0].like)
-    inner, hidden = found["gate" if "gate" in found else "in"].shape
-    matrices = sum(not name.endswith("_bias") for name in found)
-    ours = (
-        model.sites,
-        model.experts,
-        model.hidden,
-        model.expert_intermediate,
-        model.expert_matrices,
-    )
-    theirs = (len(forms), forms[0].layer.num_experts, hidden, inner, matrices)
-    if ours != theirs:
-        raise StoreError(
-            f"model {model.name} has (sites, experts, hidden, intermediate, matrices) {ours}, the"
-            f" weights have {theirs}; choose model= and engine.weights= of one model, or"
-            f" engine.weights={STAND_IN}"
-        )
 
 
 def weights_of(
@@ -371,11 +298,15 @@ def _to_gpu(model: Any) -> None:
 
 
 def prepare_live(
-    request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
+    request: Request,
+    check: CheckLive,
+    trace: Trace | None = None,
+    advance: Advance = lambda done, total: None,
 ) -> Prepared:
     """A run whose routing is the model's own; the trace brings only what was fitted.
 
-    Raise ValueError for parts that do not fit each other, and without a model's weights.
+    ``check`` raises ValueError for what a live run does not do, before the store is written. Raise
+    ValueError for parts that do not fit each other, and without a model's weights.
     """
     model = make_object(request.simulated.model)
     folder = weights_folder(request.engine, model)
@@ -390,17 +321,12 @@ def prepare_live(
     from real.store.weightless import load_weightless
 
     weightless = load_weightless(settings_of(request, folder))
+    planned = plan_of(request.engine, request.simulated, model, folder, weightless.forms)
+    run = _run_with(request, planned, trace)
+    check(request, run, weightless, planned.by_neuron)
     if request.device == "cuda" and torch.cuda.is_available():
         _to_gpu(weightless.model)
-    store = open_store(request, model, folder, weightless.forms, advance)
-    run = build(
-        request.simulated,
-        request.system,
-        trace,
-        changed=request.changed,
-        stored_bytes=[v.num_bytes for v in store.header.variants],
-    )
-    weights = weights_of(request, model, store, weightless.forms)
+    weights = weights_of(request, model, planned.open(advance), weightless.forms)
     return Prepared(
         request, run, maker_of(request.device)(run, weights, request.engine), weights, weightless
     )

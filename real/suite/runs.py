@@ -269,7 +269,8 @@ def whole_logits(
     """
     from capture.recording.load import load_model
     from capture.recording.run import decoder_of
-    from real.setup.prepare import settings_of, weights_folder
+    from real.setup.prepare import settings_of
+    from real.setup.stores import weights_folder
     from sim.setup.sections import make_object
 
     folder = weights_folder(request.engine, make_object(request.simulated.model))

@@ -239,7 +239,7 @@ def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) ->
         (("system=lru", "model=mixtral_8x7b"), "needs a model that decides"),
         pytest.param(
             ("system=lru", "live.prompt_tokens=100000"),
-            "has [0-9]+ tokens, needs 100000",
+            "has [0-9]+ tokens, needs 100000 .* lower live.prompt_tokens or live.new_tokens, or",
             marks=pytest.mark.thorough,
         ),
     ],
@@ -248,7 +248,25 @@ def test_what_a_live_run_cannot_have_is_refused_by_name(
     live: Prepare, overrides: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        live_driver(live(*overrides))
+        live(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (("system=oracle",), "a cache that knows the future"),
+        (("system=lru", "live.prompt_tokens=100000"), "tokens, needs 100000"),
+        (("system=mixtral_offloading_code", "engine.links=free"), "nothing is copied back"),
+    ],
+    ids=["future", "texts", "device"],
+)
+def test_a_live_run_that_cannot_be_is_refused_before_its_store_is_written(
+    live: Prepare, overrides: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    """A store of a large model takes minutes, after which the run was refused."""
+    with pytest.raises(ValueError, match=why):
+        live(*overrides, f"engine.store_dir={tmp_path}")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from real.store.store import Store
 from real.store.variants import StoreError
 from sim.setup.configure import configure
 
+PATTERNS = ("engine.weights=stand_in", "engine.stand_in_gib=0.01")
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
@@ -100,3 +101,21 @@ def test_a_model_without_gates_is_refused_before_its_store_is_written(tmp_path: 
     with pytest.raises(ValueError, match=r"^there are no gates of 3 x 5 top-2 for model tiny_mix"):
         prepare_replay(read_request(cfg, "lru"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("system=mixtral_offloading_code", *FREE), "device=cpu does not run loader.write_back"),
+        (("system=mixtral_offloading_code", "device=host"), "loader.write_back"),
+        (("trace=tiny_mixtral", "model.sites=15", *PATTERNS), "has 16 x 8 top-2"),
+    ],
+    ids=["cpu", "host", "trace"],
+)
+def test_a_replay_that_cannot_be_is_refused_before_its_store_is_written(
+    prepare: Prepare, tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    """A stand-in of a GiB was written before a trace of other sites was refused."""
+    with pytest.raises(ValueError, match=why):
+        prepare(*words, store_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []

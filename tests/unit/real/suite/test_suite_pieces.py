@@ -15,7 +15,7 @@ import real.suite.runs as runs
 from real.calibration.calibration import Asked, plan_of
 from real.calibration.deadline import Deadline
 from real.calibration.sizes import RUNS, SIZES
-from real.setup.prepare import weights_folder
+from real.setup.stores import weights_folder
 from real.suite.context import Cells, Context, GoOnAfresh, LeftOut
 from real.suite.pieces import PIECES, REPORT, piece_of
 from real.validation.cases import request_of
