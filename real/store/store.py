@@ -16,6 +16,8 @@ a disk.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -24,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -44,6 +46,8 @@ from sim.values.units import NS_PER_S
 
 MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
 HEADER_LIMIT = 1 << 24
+PART = ".part"
+"""What follows a store's name while it is written; then the number of the process."""
 RESIDENT = "hqq2_g64"
 """The stored form of up projections of experts that move neuron by neuron (FloE section 3.2)."""
 
@@ -243,13 +247,14 @@ def open_or_write(
         store.check_unaltered()
         return store
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + f".part{os.getpid()}")
+    part = path.with_name(path.name + f"{PART}{os.getpid()}")
 
     def parts_of(site: int, expert: int) -> Tensors:
         found = tensors_of(site, expert)
         return found if header.resident is None else by_neuron(forms[site], found)
 
     try:
+        _remove_left(path)
         _write(part, header, parts_of, advance)
         os.replace(part, path)
     except OSError as error:
@@ -260,6 +265,25 @@ def open_or_write(
     finally:
         part.unlink(missing_ok=True)
     return Store(path)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what killed runs have left of this store: parts that nobody holds any more."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}{PART}*"):
+        with suppress(OSError), part.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
+
+
+def _held(path: Path) -> BinaryIO:
+    """A new file, held until it is closed, so that no other run takes it for one that was left."""
+    while True:
+        stream = path.open("wb")
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+                return stream
+        stream.close()
 
 
 def _is_same(path: Path, header: StoreHeader) -> bool:
@@ -336,7 +360,7 @@ def _write(
     advance: Callable[[int], None],
 ) -> None:
     digest, lossless = hashlib.sha256(), [True] * len(header.parts)
-    with path.open("wb") as stream:
+    with _held(path) as stream:
         # The room is reserved first, so that a full disk shows before the work.
         os.posix_fallocate(stream.fileno(), 0, header.num_bytes)
         for number in range(header.distinct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def test_a_full_disk_leaves_no_store_and_says_how_much_room_it_needs(
     with pytest.raises(StoreError, match=r"No space left on device.*it takes \d+ bytes; make room"):
         prepare("system=lru", *FREE, store_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_of_a_store_is_removed_by_the_next_and_not_what_one_still_writes(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    """Of a large model it is as large as the store, and its disk was full ever after."""
+    left, held = (tmp_path / f"tiny_mixtral-fp16.experts.part{number}" for number in (1, 2))
+    left.write_bytes(b"left")
+    with held.open("wb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        prepare("system=lru", *FREE, store_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "tiny_mixtral-fp16.experts",
+        held.name,
+    ]
 
 
 def test_a_model_without_gates_is_refused_before_its_store_is_written(tmp_path: Path) -> None:
