@@ -161,6 +161,7 @@ class Assessment:
             # This refuses precisions that nothing here makes.
             for precision in run.controller.geometry.precisions:
                 roundings(precision, scheme)
+        scheme.check_used({name for run in runs for name in run.controller.geometry.precisions})
         first = runs[0]
         self._path = _path_of(first)
         self.sequences = _sequences_of(first)

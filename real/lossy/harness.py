@@ -126,6 +126,7 @@ def harness_scores(
             " texts: it would show nothing of that; leave tasks= out, and the texts of the trace"
             " are decoded"
         )
+    scheme.check_used(run.controller.geometry.precisions)
     model = weights.load(run.trace.header)
     subject = Subject(model, run.trace, [run.workload.sequences[0].sequence])
     nowhere: Any = None

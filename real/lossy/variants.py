@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,8 @@ from sim.machine.precision import AS_STORED, PRECISIONS
 
 GROUP = 64
 """How many weights share a scale where a precision's name does not say: HQQ's usual group."""
+OF_SCHEME = frozenset(("int8", "int4", "int2"))
+"""The precisions that a `Scheme` makes; others say by their names how they are made."""
 KEPT_BYTES = 4 << 30
 PROJECTIONS = ("gate", "up", "down", "in", "out")
 
@@ -43,6 +45,21 @@ class Scheme:
             raise ValueError(f"unknown quantiser={self.by}; known: groups, channels")
         if not isinstance(self.group, int) or self.group < 1:
             raise ValueError(f"group={self.group!r} must be a whole number of 1 or more")
+        if self.by == "channels" and self.group != GROUP:
+            raise ValueError(
+                f"group={self.group} changes nothing with quantiser=channels, which has one scale for"
+                " each channel; leave it out, or choose quantiser=groups"
+            )
+
+    def check_used(self, precisions: Collection[str]) -> None:
+        """Raise ValueError where a scheme other than the usual makes none of these precisions."""
+        if self == Scheme() or not OF_SCHEME.isdisjoint(precisions):
+            return
+        word = f"quantiser={self.by}" if self.by != Scheme().by else f"group={self.group}"
+        raise ValueError(
+            f"{word} changes nothing: it is of {', '.join(sorted(OF_SCHEME))}, and experts are"
+            f" served at {', '.join(sorted(precisions))}; leave it out, or choose another precision"
+        )
 
     def rounding(self, bits: int) -> Rounding:
         """A function that rounds weights [N, K] to what ``bits`` can hold."""
@@ -77,7 +94,7 @@ def roundings(precision: str, scheme: Scheme) -> Mapping[str, Rounding]:
     """
     if precision in AS_STORED:
         return {}
-    if precision in ("int8", "int4", "int2"):
+    if precision in OF_SCHEME:
         return dict.fromkeys(PROJECTIONS, scheme.rounding(int(precision[3:])))
     if precision in ("hqq4_g64", "hqq2_g64", "hqq2_g16"):
         bits, group = precision.removeprefix("hqq").split("_g")

@@ -133,6 +133,12 @@ def test_wrong_words_for_a_fit_are_refused(
         (["system=lru", "workload=static_4"], "choose workload=sequential"),
         (["system=lru", "weights=capture/assets/tiny_qwen2moe"], "was captured from"),
         (["limit=3"], "limit=3 is for the harness: say which tasks=a,b"),
+        (["system=lru", "quantiser=channels"], "quantiser=channels changes nothing: it is of int2"),
+        (
+            ["precision=hqq4_g64", "system=lru", "group=32"],
+            "group=32 changes nothing: it is of int",
+        ),
+        (["system=io_qexp", "quantiser=channels", "group=32"], "which has one scale for each chan"),
     ],
 )
 def test_wrong_words_for_quality_are_refused_and_leave_nothing(
