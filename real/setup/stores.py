@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from real.driver.settings import Engine
-from real.store.checkpoint import CheckpointExperts
+from real.store.checkpoint import CheckpointExperts, weight_files
 from real.store.experts import ExpertForm, Tensors
 from real.store.store import Store, StoreHeader, open_or_write, plan_store
 from real.store.variants import ALIGNMENT, StoreError
@@ -111,7 +111,7 @@ def weights_folder(engine: Engine, model: Model) -> Path | None:
 
 def _identity(folder: Path) -> dict[str, Any]:
     """The size and time of each of a checkpoint's files, which change where one is rewritten."""
-    facts = {path.name: path.stat() for path in sorted(folder.glob("*.safetensors"))}
+    facts = {path.name: path.stat() for path in weight_files(folder)}
     return {name: [found.st_size, found.st_mtime_ns] for name, found in facts.items()}
 
 

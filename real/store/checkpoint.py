@@ -6,6 +6,7 @@ the model's own code uses.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,22 @@ SINGLE = re.compile(
     r"(?P<block>.*\bexperts)\.(?:expert_)?(?P<expert>\d+)\.(?P<name>\w+)\.(?P<kind>weight|bias)$"
 )
 FUSED = re.compile(r"(?P<block>.*\bexperts)\.(?P<name>\w+)$")
+RENAMED = (
+    (
+        re.compile(r"\bblock_sparse_moe\.input_linear\.weight$"),
+        "block_sparse_moe.experts.gate_up_proj",
+    ),
+    (
+        re.compile(r"\bblock_sparse_moe\.output_linear\.weight$"),
+        "block_sparse_moe.experts.down_proj",
+    ),
+    (re.compile(r"\bmlp\.experts\.fc1\.weight$"), "mlp.experts.gate_up_proj"),
+    (re.compile(r"\bmlp\.experts\.fc2\.weight$"), "mlp.experts.down_proj"),
+)
+"""Fused tensors whose names in a file are not the model's own: Granite's, and Aria's.
+
+Source: ``conversion_mapping.py`` of transformers 5.23.
+"""
 GATED = {
     "w1": "gate",
     "gate_proj": "gate",
@@ -55,7 +72,7 @@ class CheckpointExperts:
         self._folder, self._forms = folder, list(forms)
         self._dtype = next(iter(self._forms[0].like.values())).dtype
         self._words = GATED if "gate" in self._forms[0].matrices(self._forms[0].like) else PLAIN
-        files = sorted(folder.glob("*.safetensors"))
+        files = weight_files(folder)
         if not files:
             raise StoreError(
                 f"{folder} has no safetensors files, from which experts are read one by one"
@@ -64,7 +81,12 @@ class CheckpointExperts:
             self._open: dict[Path, Any] = {path: safe_open(path, "pt") for path in files}
         except (OSError, SafetensorError) as error:
             raise StoreError(f"{folder}: a safetensors file cannot be read ({error})") from None
-        self._file_of = {key: path for path, stream in self._open.items() for key in stream.keys()}  # noqa: SIM118
+        # By the name that the model has for a tensor: the file, and its name there.
+        self._file_of = {
+            _of_model(key): (path, key)
+            for path, stream in self._open.items()
+            for key in stream.keys()  # noqa: SIM118
+        }
         self._sites = self._match()
 
     def tensors(self, site: int, expert: int) -> dict[str, torch.Tensor]:
@@ -127,9 +149,38 @@ class CheckpointExperts:
         return keys
 
     def _whole(self, key: str) -> torch.Tensor:
-        values: torch.Tensor = self._open[self._file_of[key]].get_tensor(key)
+        path, name = self._file_of[key]
+        values: torch.Tensor = self._open[path].get_tensor(name)
         return values
 
     def _slice(self, key: str, expert: int) -> torch.Tensor:
-        values: torch.Tensor = self._open[self._file_of[key]].get_slice(key)[expert]
+        path, name = self._file_of[key]
+        values: torch.Tensor = self._open[path].get_slice(name)[expert]
         return values
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint that transformers reads: one, or those that an index names.
+
+    Others may lie beside them. Where it has neither, all are taken. Raise StoreError for an index
+    that is none.
+    """
+    if (one := folder / "model.safetensors").is_file():
+        return [one]
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise StoreError(
+            f"{index} cannot be read ({error}): copy or download the checkpoint anew"
+        ) from None
+    return sorted(folder / name for name in named)
+
+
+def _of_model(key: str) -> str:
+    """The name that the model has for a file's tensor."""
+    for pattern, name in RENAMED:
+        key = pattern.sub(name, key)
+    return key
