@@ -224,6 +224,7 @@ class Homes:
         if not hasattr(self._own, "reader"):
             self._own.reader = _open(self._store, self._engine.source, self._piece_bytes)
             self._readers.append(self._own.reader)
+            self._store.check_in_place()
         reader: Reader = self._own.reader
         return reader
 

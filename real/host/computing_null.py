@@ -25,6 +25,7 @@ class ComputingNullDevice(NullDevice):
         self._geometry, self._store = geometry, weights.store
         self._work_of = ExpertWork(weights, geometry)
         self._home = RamReader(read_whole(weights.store.path, weights.store.header.num_bytes))
+        weights.store.check_in_place()
         self.arrivals = Arrivals(geometry, weights.store.header.neurons)
 
     def serve(self, service: Service) -> None:

@@ -93,6 +93,7 @@ class CpuDevice(ThreadedDevice):
         path = self._store.path
         if self._engine.source == "ram":
             self._home = read_whole(path, self._store.header.num_bytes)
+            self._store.check_in_place()
         if self._engine.cold:
             drop_cached(path)
         self._fill(self.slots, self._controller.slots)
@@ -238,6 +239,8 @@ class CpuDevice(ThreadedDevice):
             }
             self._own.reader = make[source]()
             self._readers.append(self._own.reader)
+            if source != "ram":
+                self._store.check_in_place()
         reader: Reader = self._own.reader
         return reader
 

@@ -138,6 +138,16 @@ class Store:
                 " cut or altered; delete it, and the next run writes it anew"
             )
 
+    def check_in_place(self) -> None:
+        """Raise StoreError unless the path still has this content. Ask it once it was opened."""
+        found = read_header(self.path)
+        if replace(found, written_s=self.header.written_s) != self.header:
+            raise StoreError(
+                f"{self.path} was written anew, of other weights or in another engine.dtype, while"
+                " this run was starting; run again, and give runs at the same time folders of their"
+                " own with engine.store_dir"
+            )
+
     def check_shape(self, geometry: Geometry) -> None:
         """Raise StoreError unless it holds a run's experts, in the sizes the run counts with."""
         held, g = self.header, geometry
@@ -168,6 +178,7 @@ class Store:
             return None
         with self.path.open("rb") as stream:
             stream.seek(resident.begin)
+            self.check_in_place()
             content = bytearray(stream.read(self.header.distinct * resident.stride))
         return torch.frombuffer(content, dtype=torch.uint8).view(
             self.header.distinct, resident.stride

@@ -44,6 +44,30 @@ def test_a_file_that_is_cut_while_it_is_read_ends_the_run_with_a_message(
     assert len(computed) > 59
 
 
+@pytest.mark.parametrize("source", ["ram", "buffered"])
+def test_a_store_that_another_run_writes_anew_before_this_one_reads_it_ends_the_run(
+    prepare: Prepare, tmp_path: Path, source: str
+) -> None:
+    """Both have one name, and places in the file are alike: its experts were another model's."""
+    words = ("system=load_on_demand", f"engine.source={source}", *FREE)
+    first = prepare(*words, store_dir=tmp_path)
+    prepare(*words, "engine.dtype=bfloat16", store_dir=tmp_path)
+    with pytest.raises((StoreError, RuntimeError)) as failed:
+        run(first)
+    assert "was written anew" in str(failed.value.__cause__ or failed.value)
+
+
+def test_a_store_that_another_run_writes_once_more_with_the_same_experts_is_read(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    words = ("system=load_on_demand", "engine.source=buffered", *FREE)
+    first = prepare(*words, store_dir=tmp_path)
+    assert first.weights is not None
+    first.weights.store.path.unlink()
+    prepare(*words, store_dir=tmp_path)
+    run(first)
+
+
 def test_a_read_error_ends_the_run_with_the_systems_own_words(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
