@@ -14,7 +14,7 @@ from capture.recording.settings import Settings
 from real.driver.device import Device
 from real.driver.settings import INPUTS, Engine, Live
 from real.setup.devices import check_device, maker_of
-from real.setup.stores import Advance, PlannedStore, plan_of, weights_folder
+from real.setup.stores import STAND_IN, Advance, PlannedStore, plan_of, weights_folder
 from real.store.experts import ExpertForm
 from real.store.stand_in import StandInForm
 from real.store.store import Store
@@ -62,7 +62,9 @@ class Request:
 OF_TRACES = ("trace.max_sequences", "trace.split", "trace.exclude")
 """Which of a trace's sequences are replayed."""
 OF_PACE = ("engine.links", "engine.compute")
-OF_STORE = ("engine.source", "engine.cold", "engine.weights", "engine.dtype")
+OF_STORE = tuple(
+    f"engine.{name}" for name in ("source", "cold", "weights", "dtype", "stand_in_gib")
+)
 """What says something of the experts' weights, of which a replay on the null device has none."""
 OF_GATHERING = ("engine.gather", "engine.gather_threads", "engine.gather_columns")
 GATHERING = ("cuda", "host")
@@ -113,11 +115,22 @@ def check_words(cfg: DictConfig, words: Sequence[str]) -> None:
                 f"{word} changes nothing on device=null, where a replay moves no weights; leave it"
                 " out, or choose device=cpu"
             )
+        if key == "engine.stand_in_gib" and (not is_null or is_live) and not _is_stand_in(cfg):
+            raise ValueError(
+                f"{word} changes nothing: the experts are a checkpoint's; leave it out, or choose"
+                f" engine.weights={STAND_IN}"
+            )
         if key in OF_GATHERING and cfg.device not in GATHERING:
             raise ValueError(
                 f"{word} changes nothing on device={'null' if is_null else cfg.device}, which gathers"
                 f" no neurons; leave it out, or choose device={' or '.join(GATHERING)}"
             )
+
+
+def _is_stand_in(cfg: DictConfig) -> bool:
+    """Whether the experts are patterns, and no checkpoint's."""
+    engine = _section(Engine, "engine", cfg.engine)
+    return weights_folder(engine, make_object(cfg.model)) is None
 
 
 def check_slowing(cfg: DictConfig, words: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from sim.setup.configure import configure
         (["device=null", "engine.compute=free"], "engine.compute=free changes nothing on device="),
         (["device=null", "engine.source=mmap"], "engine.source=mmap changes nothing on device=nul"),
         (["device=null", "engine.cold=true"], "engine.cold=true changes nothing on device=null, "),
+        (["device=null", "engine.stand_in_gib=2"], "engine.stand_in_gib=2 changes nothing on devi"),
+        (["engine.stand_in_gib=2"], "engine.stand_in_gib=2 changes nothing: the experts are a che"),
         (["device=cpu", "engine.gather=zero_copy"], "engine.gather=zero_copy changes nothing on d"),
         (["input=live", "engine.gather_threads=2"], "engine.gather_threads=2 changes nothing on d"),
     ],
@@ -37,6 +39,8 @@ def test_a_word_that_changes_nothing_is_refused(words: list[str], told: str) -> 
         ["input=live", "live.sequences=1", "trace=tiny_mixtral"],
         ["device=null", "engine.links=paced", "engine.patience_s=9"],
         ["device=null", "input=live", "engine.dtype=bfloat16"],
+        ["engine.weights=stand_in", "engine.stand_in_gib=2"],
+        ["model=mixtral_8x7b", "engine.stand_in_gib=2"],
         ["device=host", "engine.gather=zero_copy", "engine.gather_columns=9"],
     ],
 )
