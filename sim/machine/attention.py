@@ -36,7 +36,7 @@ class LatentAttention:
         return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
 
 
-def attended_tokens(context: int, rows: float, window: int) -> float:
+def attended_tokens(context: int, rows: int, window: int) -> float:
     """To how many tokens the last ``rows`` of ``context`` attend on average.
 
     ``window``: to how many of the last ones, 0 for all.
@@ -47,6 +47,6 @@ def attended_tokens(context: int, rows: float, window: int) -> float:
     return context - (rows - 1) / 2 - too_many / rows
 
 
-def read_tokens(context: int, rows: float, window: int) -> float:
+def read_tokens(context: int, rows: int, window: int) -> int:
     """Of how many tokens the last ``rows`` of ``context`` read keys and values, each once."""
     return min(context, window + rows - 1) if window else context

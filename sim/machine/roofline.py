@@ -12,9 +12,10 @@ from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.machine.swap import Paging
-from sim.values.types import HostCosts, Step
+from sim.values.types import HostCosts, Share, Step
 from sim.values.units import gib, us
 
+Shares = tuple[Share, ...]
 WRITTEN_OUT_BITS = 16.0
 """Bits of a weight after it was dequantised for use."""
 
@@ -24,10 +25,10 @@ class Roofline:
 
     Implements ``Durations``, ``ContendedDurations`` and ``LanedDurations``.
 
-    - A step of several sequences is charged attention as if each had an equal share of the rows and
-      the longest context of them all. Prefill's causal attention reads half its own rows on
-      average. A layer with a window attends to no more tokens, and reads those of all its rows. The
-      LM head runs for the last row of each sequence, and for every decoded row.
+    - Each sequence of a step attends to its own context, with its own rows. Prefill's causal
+      attention reads half its own rows on average. A layer with a window attends to no more tokens,
+      and reads those of all its rows. The LM head runs for the last row of each sequence, and for
+      every decoded row.
     - ``site_bytes[precision][site]`` is given where a variant's bytes differ between sites; its
       work is then in proportion to them.
     - ``active_share`` is the share of an expert's moved weights that one token reads (FloE's sparse
@@ -101,7 +102,7 @@ class Roofline:
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
         # Of each site how many layers have each window, 0 for none.
         self._windows = [tuple(Counter(windows).items()) for _, windows, _ in alike]
-        self._dense: dict[tuple[int, int, int], list[int]] = {}
+        self._dense: dict[Shares, list[int]] = {}
         self._tail: dict[tuple[int, int], int] = {}
         self._draft_layers = draft_layers
         self.paging: Paging | None = None
@@ -109,20 +110,23 @@ class Roofline:
         """The slots of the device, which the machine's engine may search at every load."""
 
     def dense_ns(self, step: Step) -> Sequence[int]:
-        at = step.rows, len(step.sequences), step.token
-        by_site = self._dense.get(at)
+        shares = step.shares
+        by_site = self._dense.get(shares)
         if by_site is None:
-            times = [self._layers_ns(site, *at) + self._forecast_ns for site in self._kinds]
-            by_site = self._dense[at] = [times[kind] for kind in self._kind_of]
+            assert len(shares) == len(step.sequences), f"{step} has no share for each sequence"
+            times = [self._layers_ns(site, shares) + self._forecast_ns for site in self._kinds]
+            by_site = self._dense[shares] = [times[kind] for kind in self._kind_of]
         if step.drafters and self._draft_layers:
             by_site = list(by_site)
-            by_site[step.sites[0]] += sum(self._draft_ns(few, step.token) for few in step.drafters)
+            for nth in range(len(step.drafters)):
+                drafting = tuple(Share(1, one.tokens) for one in shares if one.drafts > nth)
+                by_site[step.sites[0]] += self._draft_ns(drafting)
         return by_site
 
-    def _draft_ns(self, sequences: int, context: int) -> int:
-        """The time in which so many sequences get one draft more (contract C151)."""
-        last, model = self.model.sites - 1, self.model
-        layer_ns = self._layers_ns(last, sequences, sequences, context)
+    def _draft_ns(self, shares: Shares) -> int:
+        """The time in which these sequences get one draft more (contract C151)."""
+        last, model, sequences = self.model.sites - 1, self.model, len(shares)
+        layer_ns = self._layers_ns(last, shares)
         experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1)
         return self._draft_layers * (layer_ns + experts_ns) + self._tail_ns(
             sequences, model.head_params
@@ -143,7 +147,7 @@ class Roofline:
         assert self.hardware.cpu is not None
         return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
 
-    def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
+    def _layers_ns(self, site: int, shares: Shares) -> int:
         """The time of one site's layers without its experts, and without gates run ahead.
 
         An encoder's rows attend to all of their prompt. Several rows, and contexts beyond a table of
@@ -151,19 +155,20 @@ class Roofline:
         """
         m, compute, windows = self.model, self.hardware.compute, self._windows[site]
         least_ns, layers = 0, m.layers_at(site)
+        rows, longest = sum(one.rows for one in shares), max(one.tokens for one in shares)
         if self._measured is not None and self._measured.dense_us:
-            seen = sum(n * min(context, window or context) for window, n in windows) // layers
+            seen = sum(n * min(longest, window or longest) for window, n in windows) // layers
             least_ns = self._measured.dense_ns(m.block_params(site), seen)
             if rows == 1 and seen <= self._measured.dense_us[-1][0]:
                 return least_ns
-        encodes, each = m.is_encoder(site), rows / sequences
+        encodes = m.is_encoder(site)
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
         flops, kv_bytes = float(2 * rows * params), 0.0
         for window, count in windows:
-            attended = context if encodes else attended_tokens(context, each, window)
-            read = read_tokens(context, each, window)
-            flops += count * rows * attended * m.attention_flops
-            kv_bytes += sequences * count * m.layer_kv_bytes * read
+            for of, tokens, _ in shares:
+                attended = tokens if encodes else attended_tokens(tokens, of, window)
+                flops += count * of * attended * m.attention_flops
+                kv_bytes += count * m.layer_kv_bytes * read_tokens(tokens, of, window)
         launches = (
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches

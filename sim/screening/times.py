@@ -41,7 +41,7 @@ class Times:
 
 def roofline_kind(step: Step) -> Hashable:
     """What a `Roofline` times a step by: steps of equal kind take equally long."""
-    return step.rows, len(step.sequences), step.token, step.decode, step.sites, step.drafters
+    return step.shares, step.decode, step.sites, step.drafters
 
 
 class Machines:

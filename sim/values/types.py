@@ -234,6 +234,16 @@ class Found(NamedTuple):
         return self.device + self.ram + self.disk
 
 
+class Share(NamedTuple):
+    """One sequence's part of a step: its rows, its tokens so far at the last of them, and how many
+    of the rows are drafts that the step checks.
+    """
+
+    rows: int
+    tokens: int
+    drafts: int = 0
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward call: token-rows ``start .. stop`` of the workload.
@@ -247,7 +257,8 @@ class Step:
     check n drafts or more, and ``kept`` has the number of rows that each of its sequences goes on
     after. It is empty where that is all rows. A ``drafting`` step drafts a token, and keeps no row (contract
     C184). ``found``: what the sequences that begin need not read (contract C177); None where
-    nothing is reused.
+    nothing is reused. ``parts`` are the shares of its sequences; they may be left out where there
+    is one.
     """
 
     index: int
@@ -263,10 +274,16 @@ class Step:
     kept: tuple[int, ...] = ()
     found: Found | None = None
     drafting: bool = False
+    parts: tuple[Share, ...] = ()
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What each of its sequences has of it."""
+        return self.parts or (Share(self.rows, self.token, len(self.drafters)),)
 
     @property
     def gives_tokens(self) -> bool:

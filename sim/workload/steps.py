@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import DECODE, Trace
-from sim.values.types import Found, Step
+from sim.values.types import Step
 from sim.workload.batching import NO_ARRIVALS, Batcher, Part, Request, arrival_times, is_timed
 from sim.workload.choices import Choices, Needs
 from sim.workload.columns import StepColumns
@@ -24,6 +24,7 @@ from sim.workload.gates import RoutedChoice, StepGate
 from sim.workload.lengths import Lengths, cut_rows
 from sim.workload.prefixes import Blocks, Tiers
 from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
+from sim.workload.shares import drafters_of, found_of, recorded_shares, shares_of
 from sim.workload.speculation import NO_DRAFTS, Speculation
 
 __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
@@ -234,6 +235,7 @@ class Workload(StepColumns):
                     begins,
                     ends,
                     self._sites_by_decode[decode[i]],
+                    parts=recorded_shares(group, sequence[a:b], self._tokens_so_far[a:b]),
                 )
             )
         self.limits = self._limits_of_steps()
@@ -320,14 +322,14 @@ class Workload(StepColumns):
         for part in parts:
             first = self._first_row[part.request.sequence] + part.first
             place += range(first, first + part.count)
-            tokens.append(self._tokens_so_far[first + part.count - 1 + part.ahead])
+            tokens.append(int(self._tokens_so_far[first + part.count - 1 + part.ahead]))
         decode = all(part.decode for part in parts)
         step = Step(
             len(self.steps),
             start,
             len(place),
             tuple([part.request.sequence for part in parts]),
-            int(max(tokens)),
+            max(tokens),
             decode,
             tuple(sorted(part.request.sequence for part in parts if part.begins)),
             tuple(sorted(part.request.sequence for part in parts if part.ends)),
@@ -336,6 +338,7 @@ class Workload(StepColumns):
             tuple([part.kept for part in parts]) if self.speculation.tokens else (),
             None if self.tiers is None else found_of(parts),
             parts[0].drafting,
+            shares_of(parts, tokens),
         )
         self.steps.append(step)
         return step
@@ -411,18 +414,6 @@ class Workload(StepColumns):
             )
         cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
-
-
-def drafters_of(parts: Sequence[Part]) -> tuple[int, ...]:
-    """How many of a step's sequences check one draft or more, two or more, and so on."""
-    drafts = [part.count - 1 for part in parts if part.decode]
-    return tuple(sum(count > nth for count in drafts) for nth in range(max(drafts, default=0)))
-
-
-def found_of(parts: Sequence[Part]) -> Found | None:
-    """What the sequences that begin in a step need not read; None where none begins."""
-    begun = [part.found for part in parts if part.begins]
-    return Found(*map(sum, zip(*begun, strict=True))) if begun else None
 
 
 def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:

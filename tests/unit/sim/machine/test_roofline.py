@@ -14,13 +14,18 @@ from sim.machine.parts import Host
 from sim.machine.roofline import Roofline
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
-from sim.values.types import HostCosts, Step
+from sim.values.types import HostCosts, Share, Step
 
 MIXTRAL_EXPERT = 352_321_536
 
 
-def step(rows: int = 1, token: int = 1, sequences: tuple[int, ...] = (0,)) -> Step:
-    return Step(0, 0, rows, sequences, token, rows == 1, (), ())
+def step(rows: int = 1, token: int = 1, *parts: Share) -> Step:
+    """A step of one sequence, or of these parts."""
+    rows, token = (
+        sum(one.rows for one in parts) or rows,
+        max((one.tokens for one in parts), default=token),
+    )
+    return Step(0, 0, rows, tuple(range(len(parts) or 1)), token, rows == 1, (), (), parts=parts)
 
 
 def from_conf(group: str, name: str) -> Any:
@@ -150,16 +155,23 @@ def test_a_prompt_attends_to_half_of_itself_on_average() -> None:
 
 
 def test_each_sequence_of_a_step_attends_to_its_own_context() -> None:
-    """Eight sequences of one row, at up to 1001 tokens: 480 + 8 * 16,016 = 128,608 B: 1286 ns.
+    """Eight sequences of one row, at 1001 tokens: 480 + 8 * 16,016 = 128,608 B: 1286 ns.
 
     FLOPs: 8 * (480 + 32,032) = 260,096: 260 ns, less. Two prompts of 101 rows take twice the FLOPs
-    of one, 427 ns.
+    of one, 427 ns. With one sequence at 1001 tokens and seven at 1 it is 480 + 1008 * 16 B: 166 ns.
+    A chunk of 101 rows beside the decoded row at 1001 tokens has 213,312 + 32,512 FLOPs: 246 ns.
     """
     durations = Roofline(small(), machine(), ("fp16",))
-    assert (
-        durations.dense_ns(step(rows=8, token=1001, sequences=tuple(range(8))))[0] == 1_286 + 8_000
-    )
-    assert durations.dense_ns(step(rows=202, token=101, sequences=(0, 1)))[0] == 427 + 8_000
+
+    def first_ns(*parts: Share) -> int:
+        return durations.dense_ns(step(1, 1, *parts))[0] - 8_000
+
+    far, near, prompt = Share(1, 1001), Share(1, 1), Share(101, 101)
+    assert first_ns(*[far] * 8) == 1_286
+    assert first_ns(prompt, prompt) == 427
+    assert first_ns(far, *[near] * 7) == 166
+    assert first_ns(*[near] * 7, far) == 166
+    assert first_ns(prompt, far) == 246
 
 
 def test_the_head_runs_once_a_sequence() -> None:
@@ -169,7 +181,7 @@ def test_the_head_runs_once_a_sequence() -> None:
     """
     durations = Roofline(small(), machine(), ("fp16",))
     assert durations.tail_ns(step()) == 2 + 2_000
-    assert durations.tail_ns(step(rows=500, sequences=tuple(range(500)))) == 80 + 2_000
+    assert durations.tail_ns(step(1, 1, *[Share(1, 1)] * 500)) == 80 + 2_000
 
 
 # Contracts: C81

@@ -18,7 +18,7 @@ from sim.machine.link_parts import Unpack
 from sim.machine.measured import Measured
 from sim.machine.parts import Forecasting, Host
 from sim.machine.roofline import Roofline
-from sim.values.types import Step
+from sim.values.types import Share, Step
 
 
 def step(**changes: Any) -> Step:
@@ -76,7 +76,7 @@ def test_drafts_are_made_one_after_another_before_the_first_site_of_a_step() -> 
     draft = 8_005 + 2 * 6_008 + 2_002
     assert list(first.dense_ns(step(drafters=(1,), sites=(0, 1)))) == [57 + 22_000 + draft, 8_005]
     # Two sequences draft a row each: 480 + 2 x 16 B, and two experts each.
-    pair = step(rows=2, sequences=(0, 1), drafters=(2,))
+    pair = step(rows=2, sequences=(0, 1), drafters=(2,), parts=(Share(1, 1, 1),) * 2)
     assert one.dense_ns(pair)[0] - none.dense_ns(pair)[0] == 2 * (8_005 + 4 * 6_008) + 2_002
 
 
@@ -85,15 +85,31 @@ def test_a_draft_is_made_for_the_sequences_that_check_it_alone() -> None:
     """A sequence reads five rows of its prompt, one checks ten drafts, and one checks eleven.
 
     So ten drafts are made for two sequences, and the last one for one. The head runs for 1 + 11 +
-    12 rows. Each takes 160 ns with 80,000 parameters.
+    12 rows. Each takes 160 ns with 80,000 parameters. At 11 and 12 tokens 480 + 23 x 16 B take 8 ns,
+    at 12 tokens 480 + 12 x 16 B take 7 ns.
     """
-    mixed = step(rows=28, sequences=(0, 1, 2), decode=False, drafters=(*[2] * 10, 1))
+    parts = Share(5, 5), Share(11, 11, 10), Share(12, 12, 11)
+    mixed = step(rows=28, sequences=(0, 1, 2), decode=False, drafters=(*[2] * 10, 1), parts=parts)
     one = Roofline(small(), machine(), ("fp16",), draft_layers=1)
     none = Roofline(small(), machine(), ("fp16",))
-    for_two, for_one = 8_005 + 4 * 6_008 + 2_002, 8_005 + 2 * 6_008 + 2_002
+    for_two, for_one = 8_008 + 4 * 6_008 + 2_002, 8_007 + 2 * 6_008 + 2_002
     assert one.dense_ns(mixed)[0] - none.dense_ns(mixed)[0] == 10 * for_two + for_one
     wide = Roofline(small(vocab=10_000), machine(), ("fp16",))
     assert wide.tail_ns(mixed) == 2_000 + 24 * 160
+
+
+# Contracts: C151
+def test_a_draft_attends_to_the_context_of_its_own_sequence() -> None:
+    """Sequences at 1 and 1,001 tokens check a draft each: 480 + (1 + 1,001) x 16 B take 165 ns.
+
+    A second draft is made for the one at 1 token alone: 480 + 16 B take 5 ns.
+    """
+    parts = Share(3, 1, 2), Share(2, 1_001, 1)
+    both = step(rows=5, sequences=(0, 1), drafters=(2, 1), parts=parts)
+    one = Roofline(small(), machine(), ("fp16",), draft_layers=1)
+    none = Roofline(small(), machine(), ("fp16",))
+    first, second = 8_165 + 4 * 6_008 + 2_002, 8_005 + 2 * 6_008 + 2_002
+    assert one.dense_ns(both)[0] - none.dense_ns(both)[0] == first + second
 
 
 def test_layers_before_a_site_and_shared_experts_have_launches_of_their_own() -> None:
@@ -218,7 +234,7 @@ def test_several_rows_take_no_less_than_the_one_that_was_measured() -> None:
         Roofline(small(), machine(measured=Measured(0.0, 240, dense_us=[[1, us]])), ("fp16",))
         for us in (10.0, 0.5)
     )
-    two = step(rows=2, sequences=(0, 1))
+    two = step(rows=2, sequences=(0, 1), parts=(Share(1, 1),) * 2)
     formula = Roofline(small(), machine(), ("fp16",)).dense_ns(two)
     assert max(formula) < 10_000
     assert min(formula) > 500

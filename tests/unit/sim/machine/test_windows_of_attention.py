@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from sim.machine.measured import Measured
 from sim.machine.model import Model
 from sim.machine.roofline import Roofline
 from sim.setup.on_devices import ledgers_on
-from sim.values.types import Step
+from sim.values.types import Share, Step
 from sim.workload.steps import Limits
 
 
-def step(rows: int, token: int, sequences: int = 1) -> Step:
-    return Step(0, 0, rows, tuple(range(sequences)), token, rows == sequences, (), (), (0, 1, 2))
+def step(*parts: Share) -> Step:
+    rows, longest = sum(one.rows for one in parts), max(one.tokens for one in parts)
+    numbers, decode = tuple(range(len(parts))), rows == len(parts)
+    return Step(0, 0, rows, numbers, longest, decode, (), (), (0, 1, 2), parts=parts)
 
 
 def test_a_pattern_repeats_over_all_layers_and_a_site_has_those_before_it() -> None:
@@ -108,28 +111,29 @@ def _model(draw: random.Random) -> Model:
 # Contracts: C188
 @pytest.mark.parametrize("seed", range(40))
 def test_a_windows_attention_is_counted_row_by_row(seed: int) -> None:
-    """Each row sees its last tokens; all rows of a sequence together read what any of them sees."""
+    """Each row sees its last tokens; all rows of a sequence together read what any of them sees.
+
+    The sequences of a step have rows and contexts of their own.
+    """
     draw = random.Random(seed)
     model = _model(draw)
-    sequences, each = draw.randint(1, 3), draw.randint(1, 40)
-    context = each + draw.choice([0, 1, 4, 100])
+    counts = [draw.randint(1, 40) for _ in range(draw.randint(1, 3))]
+    parts = [Share(rows, rows + draw.choice([0, 1, 4, 100])) for rows in counts]
     compute = machine().compute
-    for site, time in enumerate(
-        Roofline(model, machine(), ("fp16",)).dense_ns(step(each * sequences, context, sequences))
-    ):
+    for site, time in enumerate(Roofline(model, machine(), ("fp16",)).dense_ns(step(*parts))):
         pairs = read = 0
-        for window in model.windows_at(site):
+        for window, part in product(model.windows_at(site), parts):
             seen = [
                 range(max(0, end - (window or end)), end)
-                for end in range(context - each + 1, context + 1)
+                for end in range(part.tokens - part.rows + 1, part.tokens + 1)
             ]
             pairs += sum(map(len, seen))
             read += len(set().union(*seen))
         params, layers = model.block_params(site), model.layers_at(site)
         assert time == pytest.approx(
             compute.operation_ns(
-                2 * each * sequences * params + sequences * pairs * model.attention_flops,
-                params * model.dense_bits / 8 + sequences * read * model.layer_kv_bytes,
+                2 * sum(counts) * params + pairs * model.attention_flops,
+                params * model.dense_bits / 8 + read * model.layer_kv_bytes,
                 layers * compute.dense_launches + (layers - 1) * compute.expert_launches,
             ),
             abs=1,
@@ -141,7 +145,7 @@ def test_a_measured_layer_with_a_window_takes_the_time_of_the_context_that_it_se
     """Measured at 1 and 101 tokens: 10 and 30 us, of layers of 240 parameters without windows."""
     table = Measured(0.0, 240, dense_us=[[1, 10.0], [101, 30.0]])
     times = Roofline(small(windows=(51, 0)), machine(measured=table), ("fp16",)).dense_ns(
-        step(1, 101)
+        step(Share(1, 101))
     )
     assert list(times) == [20_000, 30_000, 20_000]
 
@@ -149,7 +153,7 @@ def test_a_measured_layer_with_a_window_takes_the_time_of_the_context_that_it_se
 def test_windows_that_no_sequence_reaches_change_nothing() -> None:
     plain, wide = small(), small(windows=(500, 0))
     for rows, token, sequences in ((1, 499, 1), (4, 100, 4), (60, 500, 2), (7, 7, 1)):
-        of = step(rows, token, sequences)
+        of = step(*[Share(rows // sequences, token)] * sequences)
         assert list(Roofline(plain, machine(), ("fp16",)).dense_ns(of)) == list(
             Roofline(wide, machine(), ("fp16",)).dense_ns(of)
         )
