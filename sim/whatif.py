@@ -29,7 +29,7 @@ from sim.answers.whatif_questions import (
     OF_BUDGET,
     QUESTIONS,
     Question,
-    of_machine,
+    of_run,
     of_share,
 )
 from sim.answers.whatif_words import sentence, table_of
@@ -84,7 +84,7 @@ def answer(
     if name in OF_BUDGET:
         # Their points say the budget in words that do not go with another choice of it.
         words = [word for word in words if word != FIT_BUDGET]
-    question = of_machine(question, run)
+    question = of_run(question, run)
     bench = Bench(question, words, own, run, pool, tell, directory)
     found, refused = bench.at(values)
     if not found:

@@ -14,6 +14,7 @@ from sim.answers.link_words import with_peak
 from sim.answers.whatif import BreakEven
 from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
+from sim.results.stalls import NOTHING_TO_DO
 from sim.setup.run_memory import rooms_for_kv
 from sim.study.trials import Trial, prepared, tokens_per_s
 from sim.workload.speculation import OFFLOADED, ON_DEVICE
@@ -69,10 +70,18 @@ class Question:
     )
 
 
-def of_machine(question: Question, run: Run) -> Question:
+def of_run(question: Question, run: Run) -> Question:
     """The question in words that say which of a machine's links is asked about, where there are
-    several.
+    several; and that a wait for requests is none, where these arrive over time.
     """
+    question = _of_links(question, run)
+    if question.difference is not _waits_more or not run.workload.is_timed:
+        return question
+    told = tuple(f"{text} (waiting for requests aside)" for text in question.told)
+    return replace(question, told=told)  # type: ignore[arg-type]
+
+
+def _of_links(question: Question, run: Run) -> Question:
     links = [link.name for link in run.hardware.links]
     if question is not QUESTIONS["link"] or not links[1:]:
         return question
@@ -86,9 +95,12 @@ def of_machine(question: Question, run: Run) -> Question:
 
 
 def _waits_more(at: Mapping[str, Trial]) -> float:
-    """Waiting time less computing time, in seconds."""
+    """Waiting time less computing time, in seconds. With nothing to do the stream waits for nothing
+    that memory or a link could bring.
+    """
     (one,) = at.values()
-    return float(sum(one.summary["stall_s"].values()) - one.summary["compute_busy_s"])
+    waits = {**one.summary["stall_s"], NOTHING_TO_DO: 0.0}
+    return float(sum(waits.values()) - one.summary["compute_busy_s"])
 
 
 def _first_is_slower(at: Mapping[str, Trial]) -> float:

@@ -18,6 +18,8 @@ from sim.core.issued import Issued
 from sim.machine.durations import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 
+NOTHING_TO_DO = "no_request"
+"""The part in which no request was there."""
 STALL_PARTS = (
     "demand",
     "behind_demand",
@@ -29,10 +31,10 @@ STALL_PARTS = (
     "cpu_join",
     "host",
     "predictor",
-    "no_request",
+    NOTHING_TO_DO,
 )
 """Every part that a summary reports; where a cause cannot occur its part is 0."""
-OTHER_CAUSES = {CPU_RESULT: "cpu_join", HOST_TIME: "host", NO_REQUEST: "no_request"}
+OTHER_CAUSES = {CPU_RESULT: "cpu_join", HOST_TIME: "host", NO_REQUEST: NOTHING_TO_DO}
 NOT_YET = 1 << 62
 """Stands for the end of a service that the end of the run cut."""
 

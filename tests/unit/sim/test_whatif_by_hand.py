@@ -29,6 +29,7 @@ RUN = SimpleNamespace(
         slots=SimpleNamespace(capacity_bytes=(1, 1)),
     ),
     ledger=SimpleNamespace(slot_bytes=3 * GIB // 2),
+    workload=SimpleNamespace(is_timed=False),
     resident_share=0.25,
 )
 ABOUT = "m on 2 x h, experts at fp16, int4, 1.5 GiB of slots (12.5 % of the expert bytes), unless varied"

@@ -16,7 +16,7 @@ from sim.answers.whatif import BreakEven
 from sim.answers.whatif_questions import (
     QUESTIONS,
     held_bits,
-    of_machine,
+    of_run,
     once_allocated,
     tokens_that_fill,
 )
@@ -62,6 +62,7 @@ def machine(**parts: object) -> Any:
             geometry=geometry, slots=SimpleNamespace(capacity_bytes=(600, 600))
         ),
         "resident_share": 0.5,
+        "workload": SimpleNamespace(is_timed=False),
         "model": Cached(),
     }
     return SimpleNamespace(**(run | parts))
@@ -136,6 +137,18 @@ def test_memory_and_link_ask_for_waiting_less_computing(name: str) -> None:
     assert difference({"decode": one}) == 5
 
 
+@pytest.mark.parametrize("name", ["memory", "link"])
+def test_a_wait_for_requests_is_none_that_memory_or_a_link_could_end(name: str) -> None:
+    asked = QUESTIONS[name]
+    assert asked.difference is not None
+    one = trial_of(stall_s={"demand": 3.0, "no_request": 40.0}, compute_busy_s=5.0)
+    assert asked.difference({"decode": one}) == -2
+    timed = of_run(asked, machine(workload=SimpleNamespace(is_timed=True)))
+    assert timed.told == tuple(f"{text} (waiting for requests aside)" for text in asked.told)
+    drafts = QUESTIONS["drafts"]
+    assert of_run(drafts, machine(workload=SimpleNamespace(is_timed=True))) is drafts
+
+
 @pytest.mark.parametrize("name", ["predictor", "cpu"])
 def test_predictor_and_cpu_ask_how_much_slower_the_first_series_is(name: str) -> None:
     difference = QUESTIONS[name].difference
@@ -148,10 +161,10 @@ def test_where_there_are_several_links_the_one_that_is_varied_is_named() -> None
     links = [SimpleNamespace(name=name, efficiency=0.5) for name in ("pcie", "nvme")]
     asked, one = QUESTIONS["link"], machine()
     one.hardware.links = links[:1]
-    assert of_machine(asked, one) is asked
+    assert of_run(asked, one) is asked
     one.hardware.links = links
-    assert of_machine(QUESTIONS["memory"], one) is QUESTIONS["memory"]
-    found = of_machine(asked, one)
+    assert of_run(QUESTIONS["memory"], one) is QUESTIONS["memory"]
+    found = of_run(asked, one)
     assert found.axis == "peak bandwidth of pcie, nvme as it is (GB/s)"
     assert found.told[0] == "from {} GB/s of pcie on it computes longer than it waits"
     assert found.amount.format(9.0) == "pcie at 9 GB/s (peak)"
