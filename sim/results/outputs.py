@@ -362,8 +362,14 @@ def _labels(labels: Labels) -> str:
     return caption([("", labels)])
 
 
-def _sequences(summary: Summary) -> str:
-    return f"{summary['trace']['sequences']} sequences"
+def _observed(summary: Summary) -> str:
+    """What an interval is over: sequences that share steps are one observation.
+
+    >>> _observed({"trace": {"sequences": 8}, "contracts": {"together": 4}})
+    'the batches of 8 sequences'
+    """
+    batches = "the batches of " if summary.get("contracts", {}).get("together", 1) > 1 else ""
+    return f"{batches}{summary['trace']['sequences']} sequences"
 
 
 def decodes(tokens_per_s: float | None) -> str:
@@ -383,7 +389,7 @@ def answer(summary: Summary) -> str:
     main = max(parts, key=lambda name: parts[name]) if parts else None
     speed = decodes(rate)
     if interval is not None:
-        speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g}"
+        speed += f" (95 % over {_observed(summary)}: {interval[0]:.3g} to {interval[1]:.3g}"
         speed += f"{_with_machine(summary)})"
     because = f", mostly {main.replace('_', ' ')}" if main else ""
     labels, lost = labels_in(summary), lost_of(summary)

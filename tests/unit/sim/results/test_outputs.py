@@ -196,6 +196,8 @@ LOSSY = {"lossy": "lossy (experts skipped)", "reference": "a reference"}
             " to 16)",
             " to 16; with the machine's error 8.77 to 20.2)",
         ),
+        ({"contracts": {"together": 1}}, "", ""),
+        ({"contracts": {"together": 3}}, "over 4", "over the batches of 4"),
         ({"calibration": {"ci95": WITHOUT}}, "", ""),
         (
             {"stall_s": {"demand": 0.0, "host": 0.0}},
