@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -388,14 +389,18 @@ class Workload(StepColumns):
 
     @cached_property
     def whole_prompts(self) -> frozenset[int]:
-        """The sequences of the run whose prompts are read whole, or in the pieces recorded."""
-        if self.prefill_chunk is not None or self.tiers is not None:
+        """The sequences of the run whose prompts are read whole, or in the pieces recorded.
+
+        Of prompts that share a chunk it depends on the others which is read in part.
+        """
+        chunk = inf if self.prefill_chunk is None else self.prefill_chunk
+        if self.tiers is not None or (chunk < inf and self.together > 1):
             return frozenset()
         recorded = {item.sequence: item.prompt_tokens for item in self.trace.header.sequences}
         return frozenset(
             item.sequence
             for item in self.sequences
-            if item.prompt_tokens >= recorded[item.sequence]
+            if recorded[item.sequence] <= item.prompt_tokens <= chunk
         )
 
     def gate(self) -> StepGate:

@@ -374,21 +374,36 @@ def test_each_row_of_a_step_has_its_sequence_and_the_tokens_so_far() -> None:
     ]
 
 
-def test_a_prompt_is_read_whole_where_nothing_cuts_it_and_nothing_of_it_is_held() -> None:
+def test_a_prompt_that_has_a_chunk_to_itself_and_fits_it_is_read_whole() -> None:
+    """Prompts of 5, 4 (of 5 recorded) and 6 tokens."""
+    made = read_alone(prefill_chunk=5)
+    whole = Workload.whole_prompts.func  # type: ignore[attr-defined]
+    assert whole(made) == {0}
+    made.prefill_chunk = 6
+    assert whole(made) == {0, 2}
+    made.together = 2
+    assert whole(made) == set()
+
+
+def read_alone(prefill_chunk: int | None) -> Any:
     def item(number: int, tokens: int) -> Any:
         return SimpleNamespace(sequence=number, prompt_tokens=tokens)
 
-    made: Any = SimpleNamespace(
-        prefill_chunk=None,
+    header = SimpleNamespace(sequences=[item(number, 5) for number in range(4)])
+    return SimpleNamespace(
+        prefill_chunk=prefill_chunk,
+        together=1,
         tiers=None,
-        trace=SimpleNamespace(
-            header=SimpleNamespace(sequences=[item(number, 5) for number in range(4)])
-        ),
+        trace=SimpleNamespace(header=header),
         sequences=[item(0, 5), item(1, 4), item(2, 6)],
     )
+
+
+def test_a_prompt_is_read_whole_where_nothing_cuts_it_and_nothing_of_it_is_held() -> None:
+    made = read_alone(prefill_chunk=None)
     whole = Workload.whole_prompts.func  # type: ignore[attr-defined]
     assert whole(made) == {0, 2}
-    made.prefill_chunk = 8
+    made.prefill_chunk = 3
     assert whole(made) == set()
     made.prefill_chunk, made.tiers = None, "tiers"
     assert whole(made) == set()
