@@ -37,7 +37,9 @@ def check_batching(
     if batching != "recorded":
         return
     arrivals_s = None if arrivals is None else [seconds(time_ns) for time_ns in arrivals]
+    # Lines of requests have arrivals, too, which no word has said.
     given = {
+        "requests": "(given)" if lengths.each else None,
         "together": together if together != 1 else None,
         "prefill_chunk": prefill_chunk,
         "arrivals_per_s": arrivals_per_s,
@@ -45,7 +47,6 @@ def check_batching(
         "prompt_tokens": lengths.prompt_tokens,
         "decode_tokens": lengths.decode_tokens,
         "draft_tokens": draft_tokens or None,
-        "requests": lengths.each or None,
     }
     for name, value in given.items():
         if value is not None:

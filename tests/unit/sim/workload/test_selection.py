@@ -26,7 +26,8 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"lengths": Lengths(prompt_tokens=3)}, "prompt_tokens=3"),
     ({"lengths": Lengths(decode_tokens=0)}, "decode_tokens=0"),
     ({"draft_tokens": 1}, "draft_tokens=1"),
-    ({"lengths": Lengths(each=((3, 1),))}, "requests=((3, 1),)"),
+    ({"lengths": Lengths(each=((3, 1),))}, "requests=(given)"),
+    ({"lengths": Lengths(each=((3, 1),)), "arrivals": [0]}, "requests=(given)"),
 ]
 
 
