@@ -8,6 +8,7 @@ from rich.table import Table
 from sim.answers.comparison import COMPUTE, Comparison
 from sim.results.labels import caption
 from sim.results.paired import TOO_FEW
+from sim.results.stalls import NOTHING_TO_DO
 from sim.values.units import GIB, NS_PER_S
 
 WAITS = {
@@ -17,11 +18,11 @@ WAITS = {
     "late_prefetch": "for late prefetches",
     "storage": "for storage",
     "no_slot": "for a slot",
-    "dense": "for dense blocks",
+    "dense": "for dense blocks, or keys and values",
     "cpu_join": "for the CPU",
     "host": "for the host",
     "predictor": "for the predictor",
-    "no_request": "for requests",
+    NOTHING_TO_DO: "for requests",
 }
 """Each of `STALL_PARTS`, as one waits."""
 
@@ -68,17 +69,18 @@ def answer(found: Comparison) -> str:
         who = f"Cannot tell whether A ({a}) or B ({b}) is faster{few}"
     else:
         who = f"A ({a}) is {verdict.verdict} than B ({b})"
-    differences = {
-        part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs
-    }
+    # Who is done sooner waits longer for the next request, which is no reason for anything.
+    spent = {part: times for part, times in found.parts.items() if part != NOTHING_TO_DO}
+    differences = {part: ours - theirs for part, (ours, theirs) in spent.items() if ours != theirs}
     why = ""
     if differences:
-        total = found.makespans_ns[0] - found.makespans_ns[1]
+        total = sum(differences.values())
+        run = "steps are" if any(found.parts.get(NOTHING_TO_DO, ())) else "run is"
         sign = -1 if total < 0 else 1
         main = max(differences, key=lambda part: sign * differences[part])
         name = "computing" if main == COMPUTE else f"waiting {WAITS[main]}"
         why = (
-            f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name}"
+            f" A's {run} {total / NS_PER_S:+.3f} s against B's, of which {name}"
             f" {differences[main] / NS_PER_S:+.3f} s."
         )
     over = f"paired 95 % over {_observed(verdict.sequences, found.sequences)} of this trace"

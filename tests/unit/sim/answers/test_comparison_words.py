@@ -87,8 +87,13 @@ def test_sequences_that_share_steps_are_told_as_batches() -> None:
             {"compute": (5 * S, 6 * S), "no_slot": (4 * S, 3 * S)},
             " A's run is +0.000 s against B's, of which waiting for a slot +1.000 s.",
         ),
+        (
+            {"compute": (5 * S, 5 * S), "demand": (S, 3 * S), "no_request": (9 * S, 4 * S)},
+            " A's steps are -2.000 s against B's, of which waiting for demand -2.000 s.",
+        ),
+        ({"compute": (5 * S, 5 * S), "no_request": (9 * S, 4 * S)}, ""),
     ],
-    ids=["no part differs", "longer", "shorter", "the same"],
+    ids=["no part differs", "longer", "shorter", "the same", "sooner done", "later requests"],
 )
 def test_the_part_that_differs_most_in_the_direction_of_the_whole_is_the_cause(
     parts: dict[str, tuple[int, int]], told: str
