@@ -172,10 +172,13 @@ def weight_files(folder: Path) -> list[Path]:
         return sorted(folder.glob("*.safetensors"))
     try:
         named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        outside = [name for name in named if Path(name).name != name]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise StoreError(
             f"{index} cannot be read ({error}): copy or download the checkpoint anew"
         ) from None
+    if outside:
+        raise StoreError(f"{index} names {outside[0]!r}, which is no file beside it")
     return sorted(folder / name for name in named)
 
 

@@ -196,6 +196,32 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": LINEAR,
     "qwen3_vl_moe_text": {},
     "deepseek_ocr2_text": {"n_shared_experts": 2, "num_key_value_heads": 4, **SPARSE},
+    "axk2": LATENT,
+    "bailing_hybrid": {**LATENT, "num_hidden_layers": 8},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "glm4v_moe_text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [2, 1, 1],
+            "partial_rotary_factor": 0.5,
+        }
+    },
+    "glm_moe_dsa": {
+        **LATENT,
+        **SPARSE,
+        "index_topk": 8,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+    },
+    "hy_v4": {},
+    "kolibri1": {},
+    "lara_mini": {},
+    "minimax_m3_vl_text": {},
+    "mistral_large4_text": LATENT,
+    "muse_spark_text": {},
+    "sarvam_mla": LATENT,
+    "sarvam_moe": {},
 }
 WHOLE: dict[str, dict[str, Any]] = {
     "dbrx": {

@@ -6,6 +6,7 @@ loads it.
 
 from __future__ import annotations
 
+import json
 import ctypes
 import gc
 import threading
@@ -262,3 +263,10 @@ def test_other_weights_beside_a_checkpoint_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{")
     with pytest.raises(StoreError, match=r"index\.json cannot be read"):
         CheckpointExperts(tmp_path, forms)
+
+
+def test_an_index_may_name_files_beside_it_only(tmp_path: Path) -> None:
+    named = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(named))
+    with pytest.raises(StoreError, match=r"names '\.\./elsewhere\.safetensors', which is no file"):
+        weight_files(tmp_path)
