@@ -6,9 +6,9 @@ loads it.
 
 from __future__ import annotations
 
-import json
 import ctypes
 import gc
+import json
 import threading
 from pathlib import Path
 from typing import Any
