@@ -27,8 +27,8 @@ from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import (
     DeepseekOcr2TextPreTrainedModel,
 )
 
-from capture.models.caches import OF_OUTPUTS, cache_of
 from capture.models.discover import CaptureError
+from capture.models.model_cache import OF_OUTPUTS, cache_of
 
 MODEL_TYPE = "deepseek"
 _ALIKE = (

@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 from capture.models.adapters import forward_arguments
-from capture.models.caches import given_cache
 from capture.models.discover import (
     DECODER,
     ENCODER,
@@ -33,6 +32,7 @@ from capture.models.discover import (
     first_argument,
     logit_linear,
 )
+from capture.models.model_cache import given_cache
 from capture.models.norms import attention_input
 from capture.recording.positions import CacheGuard, PositionTracker, StepRows
 from capture.recording.rows import Rows, join_rows

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from capture.models.caches import cache_of, cache_word
 from capture.models.discover import CaptureError, MoELayer
+from capture.models.model_cache import cache_of, cache_word
 from capture.recording.hooks import ROUTING_AND_INPUTS, RouterHooks
 from capture.recording.prompts import Passage
 from capture.recording.rows import Rows, join_rows

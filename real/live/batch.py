@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from capture.models.caches import cache_of
+from capture.models.model_cache import cache_of
 from capture.recording.prompts import Passage
 from capture.recording.run import Decoder, decoder_of
 from real.live.asked import Tokens

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from capture.models.adapters import forward_arguments
-from capture.models.caches import cache_of, cache_word
 from capture.models.discover import CaptureError
+from capture.models.model_cache import cache_of, cache_word
 from sim.traces.trace import DECODE, Trace
 
 

@@ -25,8 +25,8 @@ from sim.workload.gates import RoutedChoice, StepGate
 from sim.workload.lengths import Lengths, cut_rows
 from sim.workload.prefixes import Blocks, Tiers
 from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
-from sim.workload.shares import drafters_of, found_of, recorded_shares, shares_of
 from sim.workload.speculation import NO_DRAFTS, Speculation
+from sim.workload.step_shares import drafters_of, found_of, recorded_shares, shares_of
 
 __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
 

@@ -50,8 +50,8 @@ from sim.values.types import Step as RunStep
 from sim.values.units import NS_PER_S
 from sim.workload.batching import Batcher, Request
 from sim.workload.prefixes import Tiers
-from sim.workload.shares import drafters_of, found_of
 from sim.workload.speculation import Speculation
+from sim.workload.step_shares import drafters_of, found_of
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
 NONE = np.zeros((0, 0))

@@ -12,8 +12,8 @@ import safetensors.numpy
 import torch
 
 from capture.__main__ import main
-from capture.models.caches import OF_OUTPUTS, cache_of
 from capture.models.discover import CaptureError, discover
+from capture.models.model_cache import OF_OUTPUTS, cache_of
 from capture.models.norms import attention_norms, gate_norms
 from capture.recording.prompts import Passage, Prompt, prompts_file
 from capture.recording.run import end_tokens, run_batch

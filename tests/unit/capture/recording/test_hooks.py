@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from capture.models.caches import OF_OUTPUTS, cache_of
 from capture.models.discover import CaptureError, MoELayer, discover
 from capture.models.expert_forms import form_of
+from capture.models.model_cache import OF_OUTPUTS, cache_of
 from capture.models.norms import gate_norms
 from capture.recording.extras import SiteExtras, pack_masks, site_extras, unpack_masks
 from capture.recording.hooks import RouterHooks

@@ -20,8 +20,8 @@ import torch
 import transformers
 from transformers import AutoConfig, DynamicCache
 
-from capture.models.caches import OF_OUTPUTS
 from capture.models.discover import discover
+from capture.models.model_cache import OF_OUTPUTS
 from capture.recording.load import load_model
 from capture.recording.prompts import Passage
 from capture.recording.run import decoder_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sim.workload.batching import Batcher, Part, Request
-from sim.workload.shares import drafters_of
 from sim.workload.speculation import Speculation
+from sim.workload.step_shares import drafters_of
 
 
 class Given(Speculation):

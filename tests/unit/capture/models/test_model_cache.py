@@ -12,8 +12,8 @@ import torch
 from transformers import MixtralForCausalLM, MixtralModel
 from transformers.cache_utils import DynamicCache
 
-from capture.models.caches import OF_OUTPUTS, cache_of, cache_word, given_cache
 from capture.models.discover import discover
+from capture.models.model_cache import OF_OUTPUTS, cache_of, cache_word, given_cache
 from capture.recording.prompts import Passage, Prompt
 from capture.recording.run import run_passages
 from helpers.tiny_models import build
