@@ -103,6 +103,7 @@ class WorkloadChoice:
         if not isinstance(self.requests, str | Sequence | None):
             raise ValueError(f"workload.requests={self.requests!r} must be a file, or a list")
         self._check_requests()
+        self._check_unused()
         _ = self.arrivals_ns
 
     def _check_drafts(self) -> None:
@@ -119,6 +120,19 @@ class WorkloadChoice:
                     f"workload.{name}={value} changes nothing, as this run has no drafts: set"
                     " workload.draft_tokens to how many tokens a step drafts (0 in a grid that begins"
                     " without), or leave it out"
+                )
+
+    def _check_unused(self) -> None:
+        """Raise ValueError for a word that only another one, which nobody has said, gives a use."""
+        for name, of, what in (
+            ("arrival_seed", "arrivals_per_s", "no arrival is drawn"),
+            ("block_tokens", "requests", "no request tells its blocks"),
+        ):
+            value = getattr(self, name)
+            if getattr(self, of) is None and value != getattr(type(self), name):
+                raise ValueError(
+                    f"workload.{name}={value} changes nothing, as {what}: set workload.{of}, or"
+                    " leave it out"
                 )
 
     def _gib(self, tier: str) -> float:

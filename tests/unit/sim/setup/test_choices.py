@@ -47,6 +47,18 @@ def test_a_misfit_value_is_refused_where_the_run_has_no_use_for_it_too(
         choice(**{word: value})
 
 
+@pytest.mark.parametrize(
+    ("word", "value", "of"),
+    [("arrival_seed", 3, "arrivals_per_s"), ("block_tokens", 16, "requests")],
+)
+def test_a_word_that_another_one_gives_its_use_is_refused_without_that_one(
+    word: str, value: int, of: str
+) -> None:
+    refusal = f"workload.{word}={value} changes nothing, as no .*: set workload.{of}, or leave it"
+    with pytest.raises(ValueError, match=refusal):
+        choice(**{word: value})
+
+
 def test_lengths_drafts_and_arrivals_are_those_that_were_given(tmp_path: Path) -> None:
     one = choice(
         prompt_tokens=5,
