@@ -335,10 +335,10 @@ def check(controller: Controller, engine: Engine, *, by_neuron: bool) -> None:
         f"payload {name} with a RAM tier (which holds single experts)": (
             isinstance(controller.payload, WholeLayer) and controller.ram is not None
         ),
-        f"loader.copies=free with engine.source={engine.source} (a reference needs memory: engine.source=ram or mmap)": (
+        f"loader.copies=free with engine.source={engine.source} (a reference needs memory: source=ram or mmap)": (
             loader.copies == "free" and engine.source not in ("ram", "mmap")
         ),
-        "loader.write_back with engine.links=free (nothing is copied back; with engine.links=paced it takes its time)": (
+        "loader.write_back with engine.links=free (nothing is copied back; engine.links=paced takes the time)": (
             loader.write_back and engine.links == "free"
         ),
     }
