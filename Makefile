@@ -53,11 +53,11 @@ compiled: $(VENV)/.test
 
 # What reads transformers' models, with the newest releases instead of those in constraints.txt: what a user installs
 # today. Only torch stays, whose newest build brings CUDA.
+newest: PIP := .venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -c .venv-newest/torch.txt
 newest:
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	grep '^torch' constraints.txt > .venv-newest/torch.txt
-	.venv-newest/bin/python -m pip install --quiet --upgrade -c .venv-newest/torch.txt --extra-index-url $(TORCH_INDEX) \
-	  -e '.[model,test]'
+	$(PIP) -e '.[model,test]' || $(PIP) --extra-index-url $(TORCH_INDEX) -e '.[model,test]'
 	.venv-newest/bin/python -m pytest -n 2 $(addprefix tests/unit/,capture real sim/machine)
 
 # A longer comparison with the reference simulator than the tests make: SCENARIOS random runs, with and without ties.
