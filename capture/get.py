@@ -19,7 +19,7 @@ from capture.importers.formats import import_into, parse, summary
 from capture.importers.source import ImportFailure
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
-from sim.results.outputs import folder_for, own_folder
+from sim.results.folders import folder_for, own_folder
 from sim.traces.trace import TraceError
 from sim.verbs.table import verb_of
 from sim.verbs.words import read

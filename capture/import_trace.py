@@ -53,7 +53,7 @@ from capture.importers.source import ImportFailure
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.outputs import own_folder
+from sim.results.folders import own_folder
 from sim.traces.trace import TraceError, trace_sha256
 from sim.verbs.names import run_of
 

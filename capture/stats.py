@@ -40,7 +40,7 @@ from capture.statistics.report import STATISTICS, Report, merged, report
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.outputs import own_folder
+from sim.results.folders import own_folder
 from sim.traces.flags import check_flags
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.verbs.words import read_all

@@ -40,7 +40,7 @@ from rich.console import Console
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
-from sim.results.outputs import own_folder
+from sim.results.folders import own_folder
 from sim.synthetic.preset import Fit, Preset, load_fit, load_preset
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.trace import DECODE, trace_sha256, write_trace

@@ -35,7 +35,8 @@ from real.setup.prepare import (
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
+from sim.results.folders import check_writable, forget, locked
+from sim.results.outputs import print_summary, write_outputs
 from sim.setup.command import (
     changed,
     compose_once,

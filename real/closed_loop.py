@@ -33,10 +33,10 @@ from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
+from sim.results.folders import own_folder
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
 from sim.results.looks import looks, save
-from sim.results.outputs import own_folder
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 

@@ -43,7 +43,7 @@ from real.suite.pairs_page import HEAD, all_lines, cells, draw, line_cells, mark
 from sim.machine.hardware import NEVER
 from sim.machine.validated import Validated
 from sim.process.printing import print_text
-from sim.results.outputs import check_writable
+from sim.results.folders import check_writable
 from sim.verbs.names import names, of_file
 from sim.verbs.table import verb_of
 from sim.verbs.words import read

@@ -47,8 +47,8 @@ from real.suite.prediction import (
     write_machine,
 )
 from sim.process.printing import print_text
+from sim.results.folders import check_writable
 from sim.results.labels import told
-from sim.results.outputs import check_writable
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 

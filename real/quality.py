@@ -40,8 +40,8 @@ from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_qualit
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
+from sim.results.folders import own_folder
 from sim.results.intervals import OVER
-from sim.results.outputs import own_folder
 
 WIDTH = 118
 """Of a table that no terminal shows: wide enough for each interval to stand in one line."""

@@ -34,12 +34,12 @@ from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_qualit
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
+from sim.results.folders import own_folder
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, write_on
 from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import looks, save
-from sim.results.outputs import own_folder
 from sim.results.paired import Paired, paired
 from sim.study.dataset import last_cells, read_cells
 from sim.study.rows import AXIS, DONE, words_of

@@ -26,7 +26,7 @@ from real.validation.cases import Plan
 from real.validation.closed import read_modes
 from real.validation.validation import Asked, _words, validate
 from sim.process.interrupts import code_of, telling
-from sim.results.outputs import folder_for, own_folder
+from sim.results.folders import folder_for, own_folder
 from sim.setup.configure import configure
 from sim.verbs.table import verb_of
 from sim.verbs.words import read

@@ -23,9 +23,10 @@ from rich.console import Console
 
 from sim.process.interrupts import Terminated, code_of, telling
 from sim.process.printing import print_text
+from sim.results.folders import forget, own_folder
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import decodes, forget, own_folder, print_summary, write_outputs
+from sim.results.outputs import decodes, print_summary, write_outputs
 from sim.results.overview import Done, Refused, overview
 from sim.results.overview_words import show, write
 from sim.setup.build import build

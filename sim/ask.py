@@ -31,7 +31,7 @@ from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.outputs import folder_for, own_folder
+from sim.results.folders import folder_for, own_folder
 from sim.results.run import Run
 from sim.study.trials import prepared
 from sim.verbs.table import verb_of

@@ -30,9 +30,9 @@ from sim.answers.time_parts import Tables
 from sim.engine.simulate import simulate
 from sim.process.files import write_json
 from sim.process.printing import print_text
+from sim.results.folders import check_writable
 from sim.results.frames import Frames
 from sim.results.labels import Labels, caption, labels_of
-from sim.results.outputs import check_writable
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import changes, configure

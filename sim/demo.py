@@ -17,11 +17,11 @@ from rich.table import Table
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
+from sim.results.folders import folder_for, own_folder
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told, write_on
 from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import MARKERS, looks, save
-from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import TOO_FEW, Paired, paired
 from sim.results.timeline import trace_events
 from sim.setup.build import build

@@ -33,7 +33,7 @@ from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.outputs import folder_for, own_folder
+from sim.results.folders import folder_for, own_folder
 from sim.study.trials import Trial, prepared, trial
 from sim.verbs.table import verb_of
 from sim.verbs.words import Words, read

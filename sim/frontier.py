@@ -30,9 +30,9 @@ from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.process.shared import Shared
+from sim.results.folders import folder_for, own_folder
 from sim.results.labels import Labels, labels_of, told, write_on
 from sim.results.looks import MARKERS, NEUTRAL, looks, save
-from sim.results.outputs import folder_for, own_folder
 from sim.results.run import Run
 from sim.screening.frontier import (
     Point,

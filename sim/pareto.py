@@ -31,11 +31,11 @@ from rich.table import Table
 
 from sim.answers.comparison import short
 from sim.process.printing import print_text
+from sim.results.folders import own_folder
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import KEEPS_TIMES, Labels, fitted, from_row, labels_in, told, write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
-from sim.results.outputs import own_folder
 from sim.results.overview import work_of
 from sim.setup.configure import group_of
 from sim.study.dataset import CELLS, last_cells, read_cells, read_part

@@ -18,10 +18,10 @@ from typing import Any
 
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, by_work, read_runs
+from sim.results.folders import folder_for, own_folder
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, fitted, told, write_on
 from sim.results.looks import looks, use_letters_of_font
-from sim.results.outputs import folder_for, own_folder
 from sim.results.overview import Done, Line, Overview, Set, overview
 from sim.results.overview_words import NONE, verdict
 from sim.verbs.table import verb_of

@@ -31,11 +31,11 @@ from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
 from sim.process.shared import Shared
+from sim.results.folders import own_folder
 from sim.results.frames import Frames
 from sim.results.hits import hit_ratio
 from sim.results.labels import from_row, labels_of, told
 from sim.results.latency import request_times
-from sim.results.outputs import own_folder
 from sim.results.run import Run
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import Times, second_pass

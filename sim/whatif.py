@@ -38,9 +38,9 @@ from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.printing import print_text
 from sim.process.progress import Shown
+from sim.results.folders import check_writable, forget, locked
 from sim.results.labels import labels_in, told
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import check_writable, forget, locked
 from sim.results.paired import paired
 from sim.results.run import Run
 from sim.setup.configure import group_of

@@ -25,7 +25,7 @@ from capture.importers import (
 )
 from capture.importers.parts import Request, make_request
 from capture.importers.source import Imported, ImportFailure, Track
-from sim.results.outputs import folder_for
+from sim.results.folders import folder_for
 from sim.traces.trace import Header, write_trace
 
 

@@ -14,8 +14,8 @@ from real.lossy.assess import LOOPS, Loop, Weights
 from real.lossy.harness import Tasks
 from real.lossy.variants import Scheme
 from real.store.experts import SwapError
+from sim.results.folders import folder_for
 from sim.results.labels import labels_in, told
-from sim.results.outputs import folder_for
 from sim.traces.trace import TraceError
 from sim.verbs.options import WEIGHTS
 from sim.verbs.table import verb_of

@@ -144,7 +144,7 @@ def suite(asked: Asked) -> int:
     folder = asked.output or folder_of(asked.device)
     # Imported late: `missing` must tell of absent packages, such as omegaconf, without importing
     # them.
-    from sim.results.outputs import locked
+    from sim.results.folders import locked
 
     with locked(folder):
         print(f"results: {folder}", flush=True)

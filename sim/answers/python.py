@@ -19,9 +19,10 @@ from rich.console import Console
 
 from sim.answers import comparison, comparison_words, python_figures
 from sim.answers.comparison import Comparison
+from sim.results.folders import own_folder
 from sim.results.frames import Frames
 from sim.results.labels import Labels, caption, labels_in
-from sim.results.outputs import answer, own_folder, write_outputs
+from sim.results.outputs import answer, write_outputs
 from sim.results.paired import Paired
 from sim.setup.execute import execute
 from sim.study.trials import Trial, prepared

@@ -165,10 +165,10 @@ class Roofline:
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
         flops, kv_bytes = float(2 * rows * params), 0.0
         for window, count in windows:
-            for of, tokens, _ in shares:
-                attended = tokens if encodes else attended_tokens(tokens, of, window)
-                flops += count * of * attended * m.attention_flops
-                kv_bytes += count * m.layer_kv_bytes * read_tokens(tokens, of, window)
+            for own_rows, tokens, _ in shares:
+                attended = tokens if encodes else attended_tokens(tokens, own_rows, window)
+                flops += count * own_rows * attended * m.attention_flops
+                kv_bytes += count * m.layer_kv_bytes * read_tokens(tokens, own_rows, window)
         launches = (
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches

@@ -55,7 +55,7 @@ from sim.reproduce.recorded import has_gains, with_recorded
 from sim.reproduce.roles import PAPERS, Paper, RolesError, load_paper
 from sim.reproduce.rules import published as printed
 from sim.reproduce.verdicts import Verdict, partly, simulated_rows, verdict_of
-from sim.results.outputs import locked
+from sim.results.folders import locked
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 

@@ -1,19 +1,13 @@
-"""The outputs of a run: files written together or not at all, a printed table, and one sentence.
-
-The folder that they go to is locked while it is being written.
-"""
+"""The outputs of a run: files written together or not at all, a printed table, and one sentence."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -26,191 +20,19 @@ from rich.table import Table
 
 from sim.machine.precision import AS_STORED
 from sim.process.files import writing
-from sim.process.interrupts import held_back
 from sim.process.printing import print_text
 from sim.results.bounded import bound_told
+from sim.results.folders import BUILDING
 from sim.results.forecasts import NO_FORECAST, NOT
 from sim.results.frames import Frames
 from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
-from sim.values.places import is_free
 from sim.values.units import GIB
 
 Summary = Mapping[str, Any]
-BUILDING = ".building."
-"""What the name of the folder begins with in which a run's files are made."""
-ASIDE, MOVING = ".before-overwrite", ".being-moved"
-"""What follows a folder's name in that of the folder beside it that has its older results: all of
-them; and some of them, while they are moved.
-"""
 PART_ROWS = 1 << 20
 """A longer table is written in parts of so many rows, which take some 100 MB."""
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock ``directory`` (made if it is new) until the block or this process ends.
-
-    The lock holds against others that ask for it in this way. If the block raises, a folder that
-    was made for it is removed again if it is empty. Raise OSError if another process has the lock.
-    """
-    was_there, handle = directory.exists(), None
-    try:
-        with held_back():
-            while (handle := _take(directory)) is None:
-                pass
-        yield
-    except BaseException:
-        if not was_there and handle is not None:
-            forget(directory)
-        raise
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _take(directory: Path) -> int | None:
-    """Open and lock ``directory``; return its file descriptor.
-
-    None if another process has just removed it, or has put another in its place. Raise OSError if
-    another process has the lock, or the directory cannot be made or opened.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise _unwritable(directory, error) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise OSError(
-            f"output_dir={directory} is being written by another process; choose another one"
-        ) from None
-    except OSError:
-        return handle  # the file system has no locks: go on without
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), directory.stat()):
-            return handle
-    os.close(handle)
-    return None
-
-
-def folder_for(words: Mapping[str, str], default: Path) -> Path:
-    """The folder of a command's results: ``output_dir`` of its words, else ``default``, or the
-    first of ``default-2``, ``default-3`` .. that is absent or empty.
-    """
-    if "output_dir" in words:
-        return Path(words["output_dir"])
-    if words.get("overwrite") == "yes":
-        return default
-    later = (default.with_name(f"{default.name}-{number}") for number in count(2))
-    return next(place for place in chain([default], later) if is_free(place))
-
-
-@contextmanager
-def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
-    """Lock an empty ``directory`` and empty it again if the block raises.
-
-    With ``overwrite`` the folder need not be empty: what is in it goes aside first, to NAME`ASIDE`,
-    and comes back if the block raises. After a process that was killed it comes back here, before
-    anything else. Raise OSError as ``locked`` and ``check_writable`` do.
-    """
-    with locked(directory):
-        is_own = False
-        try:
-            with held_back():
-                if _bring_back(directory) and not overwrite:
-                    raise OSError(
-                        f"output_dir={directory} has its results again, which a killed command had"
-                        " put aside; choose another one, or add overwrite=yes"
-                    )
-                if overwrite:
-                    _put_aside(directory)
-                check_writable(directory)
-                is_own = True
-            with writing(directory):
-                yield
-        except BaseException:
-            if is_own:
-                _empty(directory)
-            _bring_back(directory)
-            raise
-        _drop(_beside(directory, ASIDE))
-
-
-def _beside(directory: Path, kind: str) -> Path:
-    place = directory.absolute()
-    return place.with_name(f"{place.name}{kind}")
-
-
-def _put_aside(directory: Path) -> None:
-    """Move what is in ``directory`` to the folder beside it that has its name and `ASIDE`.
-
-    Raise OSError for a folder that is more than a command's results.
-    """
-    if Path.cwd().is_relative_to(directory.absolute()):
-        raise OSError(f"output_dir={directory} has the working directory in it; choose another one")
-    # A run that is killed while it writes its files leaves the folder in which it made them.
-    names = [path.name for path in directory.iterdir() if not path.name.startswith(BUILDING)]
-    if hidden := [name for name in names if name.startswith(".")]:
-        raise OSError(
-            f"output_dir={directory} has {hidden[0]}, which no command here leaves; empty it"
-            " yourself, or choose another one"
-        )
-    # While some of it is here and some there the folder has another name: a process that is killed
-    # then has written nothing yet.
-    moving = _beside(directory, MOVING)
-    moving.mkdir()
-    _move_all(directory, moving)
-    moving.rename(_beside(directory, ASIDE))
-
-
-def _bring_back(directory: Path) -> bool:
-    """Move what was put aside to ``directory`` again, in the place of what is there; return whether
-    there was anything.
-    """
-    aside, moving = _beside(directory, ASIDE), _beside(directory, MOVING)
-    if aside.is_dir():
-        _empty(directory)
-        aside.rename(moving)
-    if not moving.is_dir():
-        return False
-    _move_all(moving, directory)
-    moving.rmdir()
-    return any(directory.iterdir())
-
-
-def _drop(aside: Path) -> None:
-    """Remove what was put aside, if there is any. From its first moment on nobody brings it back."""
-    if aside.is_dir():
-        gone = Path(tempfile.mkdtemp(prefix=f".{aside.name}.", dir=aside.parent))
-        aside.rename(gone)
-        shutil.rmtree(gone)
-
-
-def _empty(directory: Path) -> None:
-    for path in directory.iterdir():
-        _remove(path)
-
-
-def _move_all(source: Path, target: Path) -> None:
-    for path in list(source.iterdir()):
-        path.rename(target / path.name)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def forget(folder: Path) -> None:
-    """Remove an empty ``folder`` and its empty parents, up to the working directory."""
-    folder, here = folder.absolute(), Path.cwd()
-    with suppress(OSError):  # it is not empty, or somebody else has removed it
-        while folder != here and folder.is_dir():
-            folder.rmdir()
-            folder = folder.parent
 
 
 def write_outputs(
@@ -252,25 +74,6 @@ def write_outputs(
         raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def check_writable(directory: Path) -> None:
-    """Raise OSError unless ``directory`` (made if it is new) is empty and can be written.
-
-    Commands call it before any work is done.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise OSError("it is not empty")
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise _unwritable(directory, error) from error
-
-
-def _unwritable(directory: Path, error: OSError) -> OSError:
-    return OSError(f"output_dir={directory} cannot be written ({error}); choose another one")
 
 
 def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:

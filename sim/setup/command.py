@@ -13,7 +13,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from sim.results.outputs import forget
+from sim.results.folders import forget
 from sim.setup import configure
 
 

@@ -22,7 +22,7 @@ from sim.reproduce.measures import MEASURES, Given
 from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
 from sim.reproduce.verdicts import Verdict, counts, verdict_of
-from sim.results.outputs import locked
+from sim.results.folders import locked
 from sim.setup.parts import make_parts
 from sim.values.places import ROOT
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hydra._internal.hydra import Hydra
 
-from sim.results import outputs
-from sim.results.outputs import forget, locked, own_folder
+from sim.results import folders
+from sim.results.folders import forget, locked, own_folder
 from sim.setup.command import compose_once, fresh_folder
 from sim.values.places import ROOT
 
@@ -129,7 +129,7 @@ def test_where_no_folder_can_be_made_the_way_out_is_told(tmp_path: Path) -> None
 HOLDS = """
 import sys
 from pathlib import Path
-from sim.results.outputs import locked
+from sim.results.folders import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -209,7 +209,7 @@ def test_a_signal_while_a_folder_is_emptied_brings_back_what_was_in_it(
     place = tmp_path / "out"
     place.mkdir()
     (place / "answer").write_text("42", encoding="utf-8")
-    monkeypatch.setattr(outputs, "_move_all", pressed(outputs._move_all))
+    monkeypatch.setattr(folders, "_move_all", pressed(folders._move_all))
     with pytest.raises(KeyboardInterrupt), own_folder(place, overwrite=True):
         pytest.fail("the block ran")
     assert (place / "answer").read_text(encoding="utf-8") == "42"
@@ -248,9 +248,9 @@ def test_a_default_folder_is_written_over_where_that_is_said(tmp_path: Path) -> 
     default = tmp_path / "out"
     default.mkdir()
     (default / "file").touch()
-    assert outputs.folder_for({"overwrite": "yes"}, default) == default
-    assert outputs.folder_for({"overwrite": "no"}, default) == tmp_path / "out-2"
-    assert outputs.folder_for({"output_dir": "mine"}, default) == Path("mine")
+    assert folders.folder_for({"overwrite": "yes"}, default) == default
+    assert folders.folder_for({"overwrite": "no"}, default) == tmp_path / "out-2"
+    assert folders.folder_for({"output_dir": "mine"}, default) == Path("mine")
 
 
 def test_a_folder_is_taken_where_there_are_no_locks_and_taken_again_where_it_is_gone(
@@ -263,8 +263,8 @@ def test_a_folder_is_taken_where_there_are_no_locks_and_taken_again_where_it_is_
         patch.setattr(fcntl, "flock", no_locks)
         with locked(tmp_path / "a"):
             assert (tmp_path / "a").is_dir()
-    take, asked = outputs._take, iter([True, False])
-    monkeypatch.setattr(outputs, "_take", lambda place: None if next(asked) else take(place))
+    take, asked = folders._take, iter([True, False])
+    monkeypatch.setattr(folders, "_take", lambda place: None if next(asked) else take(place))
     with locked(tmp_path / "b"):
         assert list(asked) == []
 

@@ -1,0 +1,209 @@
+"""The folders of results: locked, empty at first, and never half of old and new."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.listed import names
+from sim.results.folders import check_writable, folder_for, forget, locked, own_folder
+from sim.values.places import ROOT
+
+
+def test_a_folder_of_results_is_the_one_named_or_the_first_that_is_free(tmp_path: Path) -> None:
+    default = tmp_path / "runs"
+    assert folder_for({"output_dir": "x/y", "overwrite": "yes"}, default) == Path("x/y")
+    assert folder_for({}, default) == default
+    default.mkdir()
+    assert folder_for({}, default) == default
+    (default / "a").touch()
+    (tmp_path / "runs-2").touch()
+    assert folder_for({"overwrite": "no"}, default) == tmp_path / "runs-3"
+    assert folder_for({"overwrite": "yes"}, default) == default
+    (tmp_path / "runs-3").mkdir()
+    assert folder_for({}, default) == tmp_path / "runs-3"
+
+
+def test_a_folder_that_is_not_empty_or_no_folder_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b"
+    check_writable(place)
+    assert list(place.iterdir()) == []
+    (place / "file").touch()
+    way_out = "choose another one"
+    with pytest.raises(OSError, match="not empty") as refused:
+        check_writable(place)
+    assert (
+        str(refused.value) == f"output_dir={place} cannot be written (it is not empty); {way_out}"
+    )
+    with (
+        pytest.raises(OSError, match="cannot be written") as refused,
+        locked(place / "file" / "c"),
+    ):
+        pass
+    assert str(refused.value).startswith(f"output_dir={place}/file/c cannot be written ([Errno ")
+    assert str(refused.value).endswith(f"); {way_out}")
+
+
+def test_empty_folders_are_removed_up_to_one_that_is_used_or_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "file").touch()
+    forget(tmp_path / "a" / "b" / "c")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+    (tmp_path / "here" / "d" / "e").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    forget(Path("d/e"))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "a"] == ["here"]
+    assert list((tmp_path / "here").iterdir()) == []
+    forget(Path("absent"))
+
+
+def filled(folder: Path) -> Path:
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "old").write_text("old")
+    (folder / "link").symlink_to(folder / "deep")
+    return folder
+
+
+def write(folder: Path) -> None:
+    filled(folder / "new")
+    (folder / "file").touch()
+
+
+def stopped(place: Path, overwrite: bool = False) -> None:
+    """Write into a folder of results, and be stopped; what is in it has gone aside."""
+    try:
+        with own_folder(place, overwrite):
+            assert names(place) == []
+            aside = [path.name for path in place.parent.iterdir() if path != place]
+            assert aside == ["place.before-overwrite"] * overwrite
+            write(place)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("it was swallowed")
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_block_that_raises_leaves_an_empty_folder_or_none(
+    tmp_path: Path, was_there: bool
+) -> None:
+    place = tmp_path / "place"
+    if was_there:
+        place.mkdir()
+    stopped(place)
+    assert names(tmp_path) == (["place"] if was_there else [])
+    with own_folder(place):
+        write(place)
+    assert names(place) == ["file", "new", "new/deep", "new/deep/old", "new/link"]
+    with pytest.raises(OSError, match="it is not empty"), own_folder(place):
+        pass
+    assert names(place) == ["file", "new", "new/deep", "new/deep/old", "new/link"]
+
+
+def test_what_is_written_over_goes_when_the_block_ends_and_comes_back_when_it_raises(
+    tmp_path: Path,
+) -> None:
+    place = filled(tmp_path / "place")
+    stopped(place, overwrite=True)
+    assert names(tmp_path) == ["place", "place/deep", "place/deep/old", "place/link"]
+    with own_folder(place, overwrite=True):
+        (place / "file").touch()
+    assert names(tmp_path) == ["place", "place/file"]
+
+
+def test_a_folder_with_what_no_command_leaves_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = filled(tmp_path / "place")
+    (place / ".git").mkdir()
+    with pytest.raises(OSError, match="git") as refused, own_folder(place, overwrite=True):
+        pass
+    assert str(refused.value) == (
+        f"output_dir={place} has .git, which no command here leaves; empty it yourself, or choose"
+        " another one"
+    )
+    monkeypatch.chdir(place / "deep")
+    with pytest.raises(OSError, match="working") as refused, own_folder(place, overwrite=True):
+        pass
+    assert str(refused.value) == (
+        f"output_dir={place} has the working directory in it; choose another one"
+    )
+    assert names(tmp_path) == ["place", "place/.git", "place/deep", "place/deep/old", "place/link"]
+
+
+def test_a_run_that_was_killed_while_it_wrote_is_written_over(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / ".building.ab12").mkdir(parents=True)
+    with own_folder(place, overwrite=True):
+        (place / "file").touch()
+    assert names(tmp_path) == ["place", "place/file"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sim.results import folders
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+place, moment = Path(sys.argv[1]), sys.argv[2]
+moves = []
+
+def some(source, target, all_of=folders._move_all):
+    moves.append(1)
+    if len(moves) == int(moment[-1]):
+        first = sorted(source.iterdir())[0]
+        first.rename(target / first.name)
+        kill()
+    all_of(source, target)
+
+if moment.startswith("move"):
+    folders._move_all = some
+with folders.own_folder(place, overwrite=True):
+    (place / "file").touch()
+    if moment == "block":
+        kill()
+    if moment == "move 2":
+        raise ValueError
+    folders.shutil.rmtree = kill
+"""
+"""Writes into a folder and is killed in the block, while files are moved to and fro, or behind it."""
+
+
+# Contracts: C132
+@pytest.mark.parametrize("moment", ["block", "move 1", "move 2"])
+def test_older_results_survive_a_process_that_is_killed_while_it_writes_over_them(
+    moment: str, tmp_path: Path
+) -> None:
+    place = filled(tmp_path / "place")
+    older = names(place)
+    command = [sys.executable, "-c", KILLED, str(place), moment]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    if moment == "block":
+        assert names(tmp_path / "place.before-overwrite") == older
+    with pytest.raises(OSError, match="has its results again, which a killed"), own_folder(place):
+        pass
+    assert names(place) == older
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+    with own_folder(place, overwrite=True):
+        (place / "new").touch()
+    assert names(tmp_path) == ["place", "place/new"]
+
+
+# Contracts: C132
+def test_a_process_that_is_killed_behind_its_work_leaves_the_new_results(tmp_path: Path) -> None:
+    place = filled(tmp_path / "place")
+    command = [sys.executable, "-c", KILLED, str(place), "end"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    with pytest.raises(OSError, match="it is not empty"), own_folder(place):
+        pass
+    assert names(place) == ["file"]
