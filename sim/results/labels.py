@@ -44,7 +44,7 @@ class Labels:
     | label | what it tells |
     |---|---|
     | transplanted | gates are of one model, sizes of another, and which part of that other model |
-    | part | the model has other layers or experts than the published one of its name, or larger ones |
+    | part | the model has other layers or experts than the published one of its name, or larger ones; or some requests were left out |
     | synthetic | nobody recorded these gates |
     | machine | how far times of this machine were from measured ones; or that nobody compared any |
     | lossy | what was served is not the model as it is published |
@@ -89,7 +89,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None, rounding: Collection[str] 
     model = replaying(run.model, run.trace.header.model.name)
     return Labels(
         transplanted=model.transplant,
-        part="; ".join(filter(None, (model.part, _larger(run)))) or None,
+        part="; ".join(filter(None, (model.part, _larger(run), _first_requests(run)))) or None,
         synthetic=synthetic_label(run.trace.header),
         machine=_machine(run),
         lossy=_lossy(run, lookups, rounding),
@@ -145,6 +145,16 @@ def _larger(run: Run) -> str | None:
     if times <= 1:
         return None
     return f"experts at {best} take {times:.2g} times the bytes of the published {model.stored}"
+
+
+def _first_requests(run: Run) -> str | None:
+    """How many of the requests found a sequence of the trace to stand for, where not all did."""
+    asked, had = len(run.workload.lengths.each), len(run.workload.sequences)
+    return (
+        f"the first {had} of {asked} requests: the run has no more sequences"
+        if asked > had
+        else None
+    )
 
 
 def _lossy(run: Run, lookups: pl.DataFrame | None, rounding: Collection[str] = ()) -> str | None:

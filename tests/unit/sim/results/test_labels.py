@@ -290,3 +290,15 @@ def test_drafts_that_are_all_right_know_the_future(
 ) -> None:
     run = prepared((*FEW, "system=lru", *words))
     assert labels_of(run, None).knows_future == told
+
+
+def test_requests_for_which_the_trace_has_no_sequence_are_told() -> None:
+    line = "{timestamp: 0, input_length: 12, output_length: 4, hash_ids: [1, 2, 3]}"
+    words = ["workload=continuous_4", "workload.block_tokens=4", "trace.max_sequences=2"]
+
+    def part(count: int) -> str:
+        run = prepared([*words, f"workload.requests=[{','.join([line] * count)}]"])
+        return str(labels_of(run, None).part)
+
+    assert "requests" not in part(2)
+    assert "the first 2 of 3 requests: the run has no more sequences" in part(3)
