@@ -44,7 +44,7 @@ class Labels:
     | label | what it tells |
     |---|---|
     | transplanted | gates are of one model, sizes of another, and which part of that other model |
-    | part | the model has other layers or experts than the published one of its name, or larger ones; or some requests were left out |
+    | part | the model has other layers or experts than the published one, or larger ones; or requests were left out |
     | synthetic | nobody recorded these gates |
     | machine | how far times of this machine were from measured ones; or that nobody compared any |
     | lossy | what was served is not the model as it is published |
