@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from sim.core.event_rows import ManyRows, with_many
 from sim.core.loader import Loader
 from sim.core.protection import Protection
 from sim.core.ram import RamTier
@@ -53,7 +54,9 @@ class Claims:
         "cache",
         "calls",
         "events",
+        "events_packed",
         "loader",
+        "many_events",
         "payload",
         "protection",
         "ram",
@@ -82,7 +85,9 @@ class Claims:
         overflows, self._stages = loader.overflows, loader.staging_slots > 0
         self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
         self._check_devices()
-        self.protection = Protection(self.slots, loader.demand_evicts == "unmasked")
+        self.protection = Protection(
+            self.slots, loader.demand_evicts == "unmasked", loader.prefetch_order == "likeliest"
+        )
         # Slots owns these lists; they are named here because every gate reads them.
         self.state, self._key_bytes = self.slots.state, self.slots.key_bytes
         self._rows = [
@@ -97,8 +102,11 @@ class Claims:
         self._serving_alone = 0 if loader.low_for_high else self._plane
         self.calls = 0
         self.events: list[int] = []
-        """Rows of four ints, flat: call, kind, key, value (see `Event`). A run that packs its
-        columns leaves none here: read ``event_columns``."""
+        """Rows of four ints, flat: call, kind, key, value (see `Event`), but for ``many_events``. A
+        run that packs its columns leaves none here: read ``event_columns``."""
+        self.many_events: list[ManyRows] = []
+        self.events_packed = 0
+        """How many rows have been packed."""
         self._packed_events: Mapping[str, Sequence[int]] | None = None
         # By key, its last transfer. It is read for keys that are queued, in flight or UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
@@ -272,11 +280,23 @@ class Claims:
 
     @property
     def event_columns(self) -> Mapping[str, Sequence[int]]:
-        """The columns of ``events`` by name (`EVENT_COLUMNS`), of a packed run, too."""
-        if self._packed_events is not None:
-            return self._packed_events
+        """The columns of all events by name (`EVENT_COLUMNS`), of a packed run, too."""
+        if self._packed_events is None:
+            return self.events_after(0, 0)
+        if self.many_events:
+            self._packed_events = with_many(self._packed_events, self.many_events)
+            self.many_events = []
+        return self._packed_events
+
+    def events_after(self, alone: int, many: int) -> Mapping[str, Sequence[int]]:
+        """The same, without the first so many rows that were noted ``alone`` and groups of
+        ``many_events``. Of a run that is not packed.
+        """
         width = len(EVENT_COLUMNS)
-        return {name: self.events[nth::width] for nth, name in enumerate(EVENT_COLUMNS)}
+        rows = self.events[alone * width :]
+        columns = {name: rows[nth::width] for nth, name in enumerate(EVENT_COLUMNS)}
+        groups = self.many_events[many:]
+        return with_many(columns, [group._replace(before=group.before - alone) for group in groups])
 
     def _note_evictions(self, victims: Sequence[int], key: int) -> None:
         """Write a row for each victim that the row of an issue does not name. ``key``: the key

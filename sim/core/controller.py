@@ -191,12 +191,14 @@ class Controller(Lookups):
         if self._packing is None:
             rows: dict[tuple[str, ...], list[int]] = {(n,): getattr(self, n) for n in PACKED}
             self._packing = Packing(rows | {EVENT_COLUMNS: self.events}, WIDTHS)
+        self.events_packed += len(self.events) // len(EVENT_COLUMNS)
         self._packing.pack()
         self.issued.pack()
 
     def finish(self) -> None:
         super().finish()
         if self._packing is not None:
+            self.pack()
             columns = self._packing.whole()
             for name in PACKED:
                 setattr(self, name, columns[name])

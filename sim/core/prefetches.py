@@ -8,14 +8,14 @@ that it has overtaken. Where a predictor has a latency, its forecasts are kept u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sim.core.loader import Loader
 from sim.core.queues import CANCELLED, QUEUE_PREFETCH
-from sim.core.ranked import Ranked
+from sim.core.ranked import NOBODY, NONE, Ints
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, UNUSED
 from sim.core.transfer import Transfer
@@ -31,7 +31,7 @@ from sim.policies.base import (
     PrecisionSelector,
     Predictor,
 )
-from sim.policies.row_forecast import likeliness
+from sim.policies.row_forecast import Ranking, Together, ranking_of
 from sim.values.types import SKIP, Geometry, Route
 
 
@@ -107,13 +107,15 @@ class Prefetches(Transfers):
     def foreseen(self) -> Sequence[int]:
         """The experts that were last forecast for the current gate's site, best first."""
         units = self.geometry.units
-        return [key % units for key in self.protection.unmasked]
+        return [int(key) % units for key in self.protection.unmasked]
 
     # ---- what became of prefetches
 
     @property
     def num_prefetches_queued(self) -> int:
-        return self.event_columns["kind"].count(QUEUE_PREFETCH)
+        many = sum(len(rows.keys) for rows in self.many_events if rows.kind == QUEUE_PREFETCH)
+        alone = self.events[1::4] if self._packed_events is None else self._packed_events["kind"]
+        return many + int(np.count_nonzero(np.asarray(alone) == QUEUE_PREFETCH))
 
     @property
     def prefetch_counts(self) -> list[int]:
@@ -126,9 +128,11 @@ class Prefetches(Transfers):
 
     def finish(self) -> None:
         """The run is over: prefetches that are still queued count as cancelled."""
-        for key in self._ranked.left():
-            self._prefetches[0].append(self._made(key))
-        self._ranked = Ranked()
+        waiting = self._ranked.left().tolist()
+        self._never_issued[CANCELLED] += len(waiting)
+        for key in waiting:
+            self.state[key] = QUEUED
+        self._ranked = NOBODY
         left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
         self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
 
@@ -151,10 +155,14 @@ class Prefetches(Transfers):
         that are ``serving`` its needs.
         """
         of_site = self._prefetches_of[site]
+        passed: Ints = NONE
         if self._waits_unmade:
-            for key in self._ranked.unmade_of(site):
-                self._made(key)
-        if self._moves_simply and not self._cancels_all:
+            passed = self._make_asked(site, serving)
+            if not self.loader.cancel_stale:
+                for place in passed.tolist():
+                    self._made(place)
+                passed = NONE
+        if self._moves_simply and not self._cancels_all and not len(passed):
             for transfer in of_site:
                 if transfer.waits and not transfer.cancelled and transfer.key not in serving:
                     break
@@ -170,6 +178,8 @@ class Prefetches(Transfers):
                 if transfer.waits:
                     self._cancel(of_site, serving)
                     break
+            if len(passed):
+                self._cancel_unmade(passed)
         # A prefetch that has started may wait again, unless moves are simple: then the next gate
         # of this site looks at it once more.
         kept = [] if self._moves_simply else [t for t in of_site if not t.over and not t.cancelled]
@@ -246,42 +256,48 @@ class Prefetches(Transfers):
         """``prefetch_order: likeliest``: mask the keys of all forecasts, then queue the absent
         ones, likeliest first, whatever their sites.
         """
-        state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
-        units, waits_unmade = self.geometry.units, self._waits_unmade
-        keys, likely = list[int](), list[float]()
-        choices = list[Choice]()  # of each key; who waits as a key needs none
-        for choice in forecasts:
-            if replace:
-                self._replace_forecasts()
-                replace = False
-            named, of_named = choice.keys, likeliness(choice)
-            if not is_plain:
-                by_expert = dict(zip(choice.needs, of_named, strict=True))
-                named = self._forecast_keys(choice)
-                of_named = [by_expert[key % units] for key in named]
-            mask(choice.site, named)
-            keys += named
-            likely += of_named
-            if not waits_unmade:
-                choices += [choice] * len(named)
-            if stops and any(state[key] > UNUSED for key in named):
-                break
-        # Of those that are as likely, the first one named goes first.
-        order = (-np.array(likely, np.float64)).argsort(kind="stable").tolist()
-        order = [place for place in order if state[keys[place]] == ABSENT]
+        state, _, is_plain, is_simple, replace, left, stops = self._forecasting
+        kept: Together | None = None
+        if is_plain and not stops:
+            kept = getattr(forecasts, "together", None)
+        choices = list(forecasts)
+        if choices and replace:
+            self._replace_forecasts()
+        found = Together.of(choices, self._rankings(choices)) if kept is None else kept
+        self.protection.mask_all(found.by_site)
+        states = np.frombuffer(bytes(state), np.uint8)
+        places = (states[found.keys] == ABSENT).nonzero()[0]
         if left >= 0:
-            del order[left:]
-        if waits_unmade:
-            self._queue_ranked([keys[place] for place in order])
+            places = places[:left]
+        keys = found.keys[places]
+        if self._waits_unmade:
+            self._queue_ranked(keys, found.by_site)
         else:
-            for place in order:
-                key, choice = keys[place], choices[place]
+            for key, nth in zip(keys.tolist(), found.choice[places].tolist(), strict=True):
+                choice = choices[nth]
                 if is_simple:
                     self._queue_simply(key, choice.site)
                 else:
                     self._queue_prefetch(key, choice.site, choice, gate)
         if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
+
+    def _rankings(self, choices: Iterable[Choice]) -> Iterator[Ranking]:
+        """Of each choice the keys that would serve it now, and how likely each is; with ``depth:
+        first_missing`` up to the first choice that lacks one.
+        """
+        state, _, is_plain, _, _, _, stops = self._forecasting
+        units = self.geometry.units
+        for choice in choices:
+            keys, likely = ranking_of(choice)
+            if not is_plain:
+                by_expert = dict(zip(choice.needs, likely.tolist(), strict=True))
+                serving = self._forecast_keys(choice)
+                keys = np.array(serving, np.int32)
+                likely = np.array([by_expert[key % units] for key in serving], np.float64)
+            yield keys, likely
+            if stops and any(state[key] > UNUSED for key in keys.tolist()):
+                return
 
     def _replace_forecasts(self) -> None:
         """``queue: replace``: forget all earlier forecasts, and cancel the prefetches that wait

@@ -53,21 +53,28 @@ nothing. So a transition only notes that the maps are *stale*; the next claim wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sim.core.slots import Slots
+
+Keys = Sequence[int] | NDArray[np.integer]
+NO_KEYS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class Protection:
     """Who is pinned, who is masked, and what may be evicted for whom, on the device.
 
     ``spares_masked`` is ``demand_evicts: unmasked``: a demand takes masked keys no more than a
-    prefetch does.
+    prefetch does. ``many``: forecasts name many keys at once, as arrays.
     """
 
     __slots__ = (
         "_are_masks_shown",
         "_is_stale",
+        "_many",
         "_masked",
         "_masks",
         "_nothing",
@@ -77,13 +84,13 @@ class Protection:
         "unmasked",
     )
 
-    def __init__(self, slots: Slots, spares_masked: bool) -> None:
-        self._slots, self.spares_masked = slots, spares_masked
+    def __init__(self, slots: Slots, spares_masked: bool, many: bool = False) -> None:
+        self._slots, self.spares_masked, self._many = slots, spares_masked, many
         self.pins: list[int] = []
         """The pinned keys, in the order in which they were admitted."""
-        self.unmasked: Sequence[int] = ()
+        self.unmasked: Keys = ()
         """What was forecast for the site of the current gate, best first."""
-        self._masks: dict[int, Sequence[int]] = {}
+        self._masks: dict[int, Keys] = {}
         """By site, the keys of its last forecast."""
         # A bytearray takes over another one as it is, but copies plain bytes first.
         self._nothing = bytearray(len(slots.pinned))
@@ -115,6 +122,11 @@ class Protection:
 
     def mask(self, site: int, keys: Sequence[int]) -> None:
         self._masks[site] = keys
+        self._is_stale, self._are_masks_shown = True, False
+
+    def mask_all(self, keys_of: Mapping[int, Keys]) -> None:
+        """Transition 4, for each of these sites."""
+        self._masks.update(keys_of)
         self._is_stale, self._are_masks_shown = True, False
 
     def forget_masks(self) -> None:
@@ -160,9 +172,14 @@ class Protection:
             blocked[:] = self._masked
         else:
             blocked[:] = self._nothing
-            for keys in self._masks.values():
-                for key in keys:
-                    blocked[key] = 1
+            if self._many:
+                np.frombuffer(blocked, np.uint8)[
+                    np.concatenate([NO_KEYS, *self._masks.values()])
+                ] = 1
+            else:
+                for keys in self._masks.values():
+                    for key in keys:
+                        blocked[key] = 1
             self._masked = bytearray(blocked) if self._are_masks_shown else bytearray()
             self._are_masks_shown = True
         for key in self.pins:

@@ -15,14 +15,15 @@ from typing import Final
 import numpy as np
 
 from sim.core.claims import DROPPED, Claims
+from sim.core.event_rows import ManyRows
 from sim.core.issued import Issued
 from sim.core.loader import Loader
-from sim.core.ranked import REST, Ranked
+from sim.core.ranked import NOBODY, REST, Ints, Ranked
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, RESIDENT
 from sim.core.transfer import Transfer
 from sim.policies.base import CachePolicy, Payload
-from sim.values.types import Event, Geometry, PrefetchOutcome, Route
+from sim.values.types import EVENT_COLUMNS, Event, Geometry, PrefetchOutcome, Route
 
 LATE: Final = int(PrefetchOutcome.LATE)
 PROMOTED: Final = int(PrefetchOutcome.PROMOTED)
@@ -34,6 +35,8 @@ QUEUE_PREFETCH: Final = int(Event.QUEUE_PREFETCH)
 GONE = Transfer(-1, True, 0, 0)
 """What stands in a queue for all the prefetches in it that were cancelled together."""
 GONE.cancelled = True
+NEVER: Final = 2**63 - 1
+"""More bytes than a slot has."""
 
 
 class Queues(Claims):
@@ -50,9 +53,11 @@ class Queues(Claims):
         "_never_issued",
         "_on_link",
         "_outermost",
+        "_pool_of",
         "_prefetches",
         "_prefetches_of",
         "_ranked",
+        "_slot_bytes",
         "_waits_unmade",
         "given_up",
         "issued",
@@ -93,7 +98,10 @@ class Queues(Claims):
         the demands. A cancelled transfer may still stand in its queue.
         """
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(self.geometry.sites)]
-        self._waits_unmade, self._ranked = self.simple.ranked, Ranked()
+        self._waits_unmade, self._ranked = self.simple.ranked, NOBODY
+        # What is asked of many keys at once.
+        self._pool_of = np.array(self.slots.pool_of if self._waits_unmade else ())
+        self._slot_bytes = np.array(self.slots.slot_bytes if self._waits_unmade else ())
         self._chunked = loader.chunk_bytes is not None
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
         self.given_up = 0
@@ -284,36 +292,56 @@ class Queues(Claims):
                     break
                 queue.popleft()
 
-    def _note_events(self, kind: int, keys: Sequence[int]) -> None:
+    def _note_events(self, kind: int, keys: Ints) -> None:
         """Write a row for each key that names nothing else."""
-        rows = [self.calls, kind, -1, -1] * len(keys)
-        rows[2::4] = keys
-        self.events += rows
+        before = self.events_packed + len(self.events) // len(EVENT_COLUMNS)
+        self.many_events.append(ManyRows(before, self.calls, kind, keys))
 
     # ---- prefetches that wait as keys
 
-    def _queue_ranked(self, keys: Sequence[int]) -> None:
-        """``_queue_prefetch`` for many keys; they wait unmade."""
-        if not keys:
+    def _queue_ranked(self, keys: Ints, named: Iterable[int]) -> None:
+        """``_queue_prefetch`` for many keys, of sites among those ``named``; they wait unmade."""
+        if not len(keys):
             return
-        sites = np.array(keys) // self.geometry.units % self.geometry.sites
+        sites = keys // self.geometry.units % self.geometry.sites
         self._ranked = Ranked(keys, sites, self.calls)
         self._prefetches[0].append(REST)
-        for site in np.bincount(sites).nonzero()[0].tolist():
+        for site in named:
             of_site = self._prefetches_of[site]
             if not of_site or of_site[-1] is not REST:
                 of_site.append(REST)
         self._note_events(QUEUE_PREFETCH, keys)
 
-    def _made(self, key: int) -> Transfer:
-        """Make a key that waits in the ranked queue a transfer, at its turn or before."""
+    def _made(self, place: int) -> Transfer:
+        """Make the key at a place of the ranked queue a transfer, at its turn or before."""
         ranked, geometry = self._ranked, self.geometry
-        transfer = ranked.made[key] = self._transfer_of[key] = Transfer(
-            key, True, self._key_bytes[key], ranked.call
-        )
+        key = int(ranked.keys[place])
+        transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], ranked.call)
+        ranked.make(place, transfer)
         self.state[key] = QUEUED
         self._prefetches_of[key // geometry.units % geometry.sites].append(transfer)
         return transfer
+
+    def _make_asked(self, site: int, keys: Sequence[int]) -> Ints:
+        """Make those of the ``keys`` that wait in the ranked queue transfers: the places of the
+        site's others, which wait on.
+        """
+        places = self._ranked.unmade_of(site)
+        waiting: list[int] = self._ranked.keys[places].tolist()
+        asked = [nth for nth, key in enumerate(waiting) if key in keys]
+        if not asked:
+            return places
+        is_asked = np.zeros(len(places), np.bool_)
+        is_asked[asked] = True
+        for place in places[is_asked].tolist():
+            self._made(place)
+        return places[~is_asked]
+
+    def _cancel_unmade(self, places: Ints) -> None:
+        """``_cancel`` for prefetches that wait unmade."""
+        self._ranked.cancel(places)
+        self._never_issued[CANCELLED] += len(places)
+        self._note_events(CANCEL, self._ranked.keys[places])
 
     def _next_ranked(self, full: Mapping[int, int]) -> None:
         """Let the next of the prefetches that wait unmade stand at the head of its queue, before
@@ -322,18 +350,22 @@ class Queues(Claims):
         ranked, queue = self._ranked, self._prefetches[0]
         if full:
             self._drop_ranked(full)
-        key = ranked.take()
+        place = ranked.take()
         if ranked.is_left:
             queue.appendleft(REST)
-        if key >= 0:
-            queue.appendleft(ranked.made.get(key) or self._made(key))
+        if place >= 0:
+            queue.appendleft(ranked.made.get(place) or self._made(place))
 
     def _drop_ranked(self, full: Mapping[int, int]) -> None:
         """Give up the next keys that find no slot, before they are made."""
-        dropped = self._ranked.take_while(lambda key: self._is_full_for(key, full))
+        rest = self._ranked.rest
+        least = np.full(len(self.slots.capacity_bytes), NEVER, np.int64)
+        least[list(full)] = list(full.values())
+        dropped = self._ranked.take_while(self._slot_bytes[rest] >= least[self._pool_of[rest]])
         self.given_up += len(dropped)
         self._never_issued[DROPPED_NO_SLOT] += len(dropped)
-        self._note_events(DROP_NO_SLOT, dropped)
+        if len(dropped):
+            self._note_events(DROP_NO_SLOT, dropped)
 
     def _empty_queue(self) -> None:
         """``_cancel`` in one piece, for prefetches that wait unmade. Nothing else waits here."""
@@ -346,8 +378,9 @@ class Queues(Claims):
                 transfer.cancelled = True
                 self.state[transfer.key] = ABSENT
         self._never_issued[CANCELLED] += len(waiting)
-        self._note_events(CANCEL, waiting)
-        self._ranked = Ranked()
+        if len(waiting):
+            self._note_events(CANCEL, waiting)
+        self._ranked = NOBODY
         queue.clear()
         # A queue of cancelled prefetches is polled once more.
         queue.append(GONE)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import FittedPredictor, Memo, require_array, smallest_counts
 from sim.policies.requires import Arrays, Sample, Shape, Track
-from sim.policies.row_forecast import RowForecast, forecasts_of, likeliest
+from sim.policies.row_forecast import Forecasts, forecasts_of, likeliest
 from sim.values.units import require_flag
 
 COMPARISONS = ("whole", "later")
@@ -127,14 +127,14 @@ class ActivationMatching(FittedPredictor):
             return ()
         here = self._here(gate, shape)
         matches = [self._match(sequence, site, counts) for sequence, counts in here.items()]
-        found: list[RowForecast] | None = self._known.get((site, *matches))
+        found: Forecasts | None = self._known.get((site, *matches))
         if found is None:
             if len(self._known) >= shape.sites:
                 self._known.clear()
             found = self._known[(site, *matches)] = self._later(site, matches, shape)
         return found
 
-    def _later(self, site: int, matches: Sequence[int], shape: Shape) -> list[RowForecast]:
+    def _later(self, site: int, matches: Sequence[int], shape: Shape) -> Forecasts:
         """What these matches forecast at ``site``: one row for each of them."""
         first, last = site + (not self.own_site), shape.last(site)
         fading = self._fading[first - site : last + 1 - site, None]
@@ -143,7 +143,7 @@ class ActivationMatching(FittedPredictor):
             likeliness = np.where(self._named(likeliness), likeliness, 0.0)
         ranked = likeliest(likeliness.swapaxes(0, 1), shape.experts)
         found = forecasts_of(range(first, last + 1), shape.experts + 1, *ranked)
-        return [forecast for forecast in found if forecast.needs]
+        return Forecasts(forecast for forecast in found if forecast.needs)
 
     def _named(self, likeliness: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which entries of [Q sequences, later sites, E] each sequence names."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +14,8 @@ from sim.policies.base import Choice, FloatArray, IntArray
 
 Floats = NDArray[np.float64]
 COUNTS = ("top_k", "all")
+Ranking = tuple[NDArray[np.int32], Floats]
+"""The keys of a choice, in need order, and how likely each is."""
 
 
 class RowForecast:
@@ -27,7 +32,7 @@ class RowForecast:
     ``named``: ``needs`` and ``keys``, where the caller has made them already, for one row.
     """
 
-    __slots__ = ("_likely", "experts", "keys", "needs", "site", "tokens", "weights")
+    __slots__ = ("_ranking", "experts", "keys", "needs", "site", "tokens", "weights")
 
     def __init__(
         self,
@@ -38,7 +43,7 @@ class RowForecast:
         named: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.site, self.experts, self.weights = site, experts, weights
-        self._likely: Sequence[float] | None = None
+        self._ranking: Ranking | None = None
         self.needs: Sequence[int]
         self.tokens: Sequence[int]
         self.keys: list[int]
@@ -61,11 +66,11 @@ class RowForecast:
         self.keys = [site * units + expert for expert in self.needs]
 
     @property
-    def likely(self) -> Sequence[float]:
-        """`likeliness`, kept: a predictor may give the same forecast at many gates."""
-        if self._likely is None:
-            self._likely = _summed(self)
-        return self._likely
+    def ranking(self) -> Ranking:
+        """`ranking_of`, kept: a predictor may give the same forecast at many gates."""
+        if self._ranking is None:
+            self._ranking = _ranking(self)
+        return self._ranking
 
     @property
     def scores(self) -> Sequence[float]:
@@ -78,6 +83,42 @@ class RowForecast:
         ):
             least[expert] = min(score, least.get(expert, score))
         return [least[expert] for expert in self.needs]
+
+
+@dataclass(frozen=True)
+class Together:
+    """The forecasts of several sites as one queue, likeliest first; of those that are as likely the
+    first one named goes first.
+
+    ``keys`` are those of all sites, ``choice`` is the number of each one's forecast. ``by_site``:
+    the keys of each site.
+    """
+
+    keys: NDArray[np.int32]
+    choice: NDArray[np.intp]
+    by_site: Mapping[int, NDArray[np.int32]]
+
+    @classmethod
+    def of(cls, choices: Iterable[Choice], rankings: Iterable[Ranking]) -> Together:
+        """Of as many choices as there are rankings."""
+        ranked = list(rankings)
+        if not ranked:
+            return NOTHING
+        order = (-np.concatenate([likely for _, likely in ranked])).argsort(kind="stable")
+        choice = np.repeat(np.arange(len(ranked)), [len(keys) for keys, _ in ranked])
+        by_site = {choice.site: keys for choice, (keys, _) in zip(choices, ranked, strict=False)}
+        return cls(np.concatenate([keys for keys, _ in ranked])[order], choice[order], by_site)
+
+
+NOTHING = Together(np.empty(0, np.int32), np.empty(0, np.intp), MappingProxyType({}))
+
+
+class Forecasts(list[RowForecast]):
+    """What is forecast at one gate, site by site, where the same may be forecast at many gates."""
+
+    @cached_property
+    def together(self) -> Together:
+        return Together.of(self, map(ranking_of, self))
 
 
 def forecasts_of(
@@ -109,14 +150,21 @@ def forecasts_of(
     ]
 
 
-def likeliness(choice: Choice) -> Sequence[float]:
-    """Of each need of a choice, the sum of its weights over the rows, on the scale of the choice."""
-    found: Sequence[float] | None = getattr(choice, "likely", None)
-    return _summed(choice) if found is None else found
+def ranking_of(choice: Choice) -> Ranking:
+    """Of each need of a choice its key, and the sum of its weights over the rows, on the scale of
+    the choice.
+    """
+    found: Ranking | None = getattr(choice, "ranking", None)
+    return _ranking(choice) if found is None else found
+
+
+def _ranking(choice: Choice) -> Ranking:
+    """`ranking_of`, computed now."""
+    return np.array(choice.keys, np.int32), np.array(_summed(choice), np.float64)
 
 
 def _summed(choice: Choice) -> Sequence[float]:
-    """`likeliness`, computed now."""
+    """The sums of `ranking_of`."""
     experts, weights, needs = choice.experts, choice.weights.tolist(), choice.needs
     if len(weights) == 1 and len(weights[0]) == len(needs):
         # A row's experts stand in need order.

@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields
 from itertools import count, zip_longest
 from typing import Any
 
+import numpy as np
+
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.policies.base import Gate
-from sim.values.types import Event, Outcome, Step
+from sim.values.types import EVENT_COLUMNS, Event, Outcome, Step
 from sim.workload.steps import Schedule, StepGate, Workload
 
 NONE = -1
@@ -151,7 +153,7 @@ class RecordedController:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self.log: list[Call] = []
-        self._num_events = len(controller.events)
+        self._told = len(controller.events) // len(EVENT_COLUMNS), len(controller.many_events)
         self._num_ram_evictions = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -228,9 +230,11 @@ class RecordedController:
         decided: dict[str, list[int]] = {
             name: [] for name in ("queued", "cancelled", "dropped", "evicted")
         }
-        events, ram = self._controller.events[self._num_events :], self._controller.ram
-        self._num_events += len(events)
-        for kind, key, value in zip(events[1::4], events[2::4], events[3::4], strict=True):
+        controller, ram = self._controller, self._controller.ram
+        columns = controller.events_after(*self._told)
+        self._told = len(controller.events) // len(EVENT_COLUMNS), len(controller.many_events)
+        rows = [np.asarray(columns[name]).tolist() for name in ("kind", "key", "value")]
+        for kind, key, value in zip(*rows, strict=True):
             if kind != Event.ISSUE:
                 decided[DECIDED[Event(kind)]].append(key)
             elif value != NONE:

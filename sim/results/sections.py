@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from sim.machine.swap import SwappedDurations
@@ -76,7 +77,7 @@ def growing_section(frames: Frames) -> dict[str, Any]:
     if frames.kv_room is None:
         return {}
     slot_bytes, events = frames.ledger["slot_bytes"], frames.controller.event_columns
-    made_room_for = zip(events["kind"], events["value"], strict=True)
-    trimmed = sum(kind == Event.EVICT and key < 0 for kind, key in made_room_for)
+    kinds, made_room_for = np.asarray(events["kind"]), np.asarray(events["value"])
+    trimmed = int(((kinds == Event.EVICT) & (made_room_for < 0)).sum())
     told = {"least_bytes": min(slot_bytes), "most_bytes": max(slot_bytes), "trimmed": trimmed}
     return {"growing": told}

@@ -127,14 +127,12 @@ class Run:
     @property
     def log(self) -> dict[str, Any]:
         one = self.one
+        columns = (np.asarray(column).tolist() for column in one.event_columns.values())
+        events = list(zip(*columns, strict=True))
         return {
             "told": self.told,
-            "events": sorted(zip(*(one.events[i::4] for i in range(4)), strict=True)),
-            "order": [
-                k
-                for k, kind in zip(one.events[2::4], one.events[1::4], strict=True)
-                if kind != Event.EVICT
-            ],
+            "events": sorted(events),
+            "order": [key for _, kind, key, _ in events if kind != Event.EVICT],
             "keys": one.lookup_keys,
             "outcomes": one.lookup_outcomes,
             "counts": one.prefetch_counts,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from differential import production_rows
@@ -70,7 +71,8 @@ class Ran:
         in the short way, and before it in the full one: they are compared on their own.
         """
         one = self.controller
-        events = list(zip(*(one.events[i::4] for i in range(4)), strict=True))
+        columns = (np.asarray(column).tolist() for column in one.event_columns.values())
+        events = list(zip(*columns, strict=True))
         return {
             "events": [row for row in events if row[1] != Event.EVICT],
             "evictions": [row for row in events if row[1] == Event.EVICT],

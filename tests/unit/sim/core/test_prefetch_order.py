@@ -15,7 +15,7 @@ from sim.core.lookups import MISS, PROMOTED
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.recency import LRU
-from sim.policies.row_forecast import RowForecast, likeliness
+from sim.policies.row_forecast import Forecasts, RowForecast, Together, ranking_of
 from sim.values.types import Geometry
 
 # Site 0 has keys 0 to 3, site 1 has 5 to 8, site 2 has 10 to 13.
@@ -144,15 +144,30 @@ def test_a_forecast_of_the_gates_own_site_is_for_its_next_gate() -> None:
 def test_likeliness_adds_up_over_rows() -> None:
     rows = SimpleNamespace(
         needs=[0, 2],
+        keys=[5, 7],
         experts=np.array([[2, 0], [0, -1]]),
         weights=np.array([[0.5, 0.25], [0.5, 0.0]]),
     )
-    assert likeliness(rows) == [0.75, 0.5]  # type: ignore[arg-type]
+    keys, likely = ranking_of(rows)  # type: ignore[arg-type]
+    assert (keys.tolist(), likely.tolist()) == ([5, 7], [0.75, 0.5])
 
 
 def test_likeliness_of_one_row_stands_by_need() -> None:
     row = RowForecast(1, 5, np.array([[3, 0, -1]]), np.array([[0.5, 0.25, 0.0]]))
-    assert (row.needs, likeliness(row)) == ([3, 0], [0.5, 0.25])
+    keys, likely = ranking_of(row)
+    assert (row.needs, keys.tolist(), likely.tolist()) == ([3, 0], [8, 5], [0.5, 0.25])
+
+
+def test_forecasts_that_are_kept_rank_as_those_that_are_made_anew() -> None:
+    rows = [*Says(s1={3: 0.5, 0: 0.25}, s2={1: 0.5, 2: 0.3}).predict(None)]
+    for found in (Forecasts(rows).together, Together.of(rows, map(ranking_of, rows))):
+        assert found.keys.tolist() == [8, 11, 12, 5], "of 8 and 11, which tie, the nearer site's"
+        assert found.choice.tolist() == [0, 1, 1, 0]
+        assert {site: keys.tolist() for site, keys in found.by_site.items()} == {
+            1: [8, 5],
+            2: [11, 12],
+        }
+    assert not len(Forecasts().together.keys)
 
 
 @pytest.mark.parametrize("queue", ["append", "replace"])

@@ -380,9 +380,9 @@ DEFECTS = {
     ),
     # what policies are made to do
     "the least likely first": Defect(
-        "sim.core.prefetches",
-        "(-np.array(likely",
-        "(+np.array(likely",
+        "sim.policies.row_forecast",
+        "(-np.concatenate([likely",
+        "(+np.concatenate([likely",
         "core.test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites",
     ),
     "old masks stay beside new ones": Defect(
