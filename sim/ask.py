@@ -34,6 +34,7 @@ from sim.process.progress import Shown
 from sim.results.folders import folder_for, own_folder
 from sim.results.run import Run
 from sim.study.trials import prepared
+from sim.verbs.asking import PATIENCE_S
 from sim.verbs.table import verb_of
 from sim.verbs.words import Words, read
 
@@ -105,7 +106,7 @@ def _ask(words: Words) -> Found:
     ):
         task = bar.add_task("asking every system", total=None)
         try:
-            patience = float(own.get("patience", "10"))
+            patience = float(own.get("patience", PATIENCE_S))
 
             def tell() -> None:
                 bar.update(task, advance=1, total=bench.begun)

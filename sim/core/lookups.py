@@ -111,7 +111,7 @@ class Lookups(Prefetches):
         state, staged = self.state, self.staging.holds
         if self._waits_unmade:
             # A later wave of a gate may ask for what the gate itself has forecast.
-            self._make_asked(gate.site, keys)
+            self._make_asked(keys)
         outcomes = [FOUND[state[key]] for key in keys]
         waits = None
         if not self._loads_all:

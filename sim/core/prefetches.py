@@ -157,7 +157,8 @@ class Prefetches(Transfers):
         of_site = self._prefetches_of[site]
         passed: Ints = NONE
         if self._waits_unmade:
-            passed = self._make_asked(site, serving)
+            self._make_asked(serving)
+            passed = self._ranked.unmade_of(site)
             if not self.loader.cancel_stale:
                 for place in passed.tolist():
                     self._made(place)

@@ -322,20 +322,13 @@ class Queues(Claims):
         self._prefetches_of[key // geometry.units % geometry.sites].append(transfer)
         return transfer
 
-    def _make_asked(self, site: int, keys: Sequence[int]) -> Ints:
-        """Make those of the ``keys`` that wait in the ranked queue transfers: the places of the
-        site's others, which wait on.
-        """
-        places = self._ranked.unmade_of(site)
-        waiting: list[int] = self._ranked.keys[places].tolist()
-        asked = [nth for nth, key in enumerate(waiting) if key in keys]
-        if not asked:
-            return places
-        is_asked = np.zeros(len(places), np.bool_)
-        is_asked[asked] = True
-        for place in places[is_asked].tolist():
-            self._made(place)
-        return places[~is_asked]
+    def _make_asked(self, keys: Iterable[int]) -> None:
+        """Make those of the keys that wait in the ranked queue transfers."""
+        for key in keys:
+            if self.state[key] == ABSENT:
+                place = self._ranked.unmade_place(key)
+                if place >= 0:
+                    self._made(place)
 
     def _cancel_unmade(self, places: Ints) -> None:
         """``_cancel`` for prefetches that wait unmade."""

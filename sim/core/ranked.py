@@ -54,6 +54,11 @@ class Ranked:
         places: NDArray[np.intp] = found + self.place
         return places
 
+    def unmade_place(self, key: int) -> int:
+        """Where a key waits unmade; -1 if it does not."""
+        (found,) = (self._unmade[self.place :] & (self.rest == key)).nonzero()
+        return self.place + int(found[0]) if len(found) else -1
+
     def make(self, place: int, transfer: Transfer) -> None:
         """The key at a place is this transfer from now on."""
         self.made[place], self._unmade[place] = transfer, False

@@ -23,6 +23,7 @@ ASK = "ask"
 LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
 SPLITS = ("layers", "slices", "copies", "owners")
 KV = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+PATIENCE_S = "30"
 QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv", "drafts")
 GATES = (
     Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
@@ -52,7 +53,9 @@ VERBS = (
             Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
             Option("gpus", "how many of the machine's GPU there are", Kind.WHOLE, "1", least=1),
             Option("split", "what each of them has", Kind.ONE, SPLITS[0], SPLITS),
-            Option("patience", "how long one run may compute (s)", Kind.NUMBER, "10", least=1),
+            Option(
+                "patience", "how long one run may compute (s)", Kind.NUMBER, PATIENCE_S, least=1
+            ),
             *GATES,
             *out("outputs/ask_MODEL_MACHINE"),
         ),

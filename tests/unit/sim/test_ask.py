@@ -25,6 +25,7 @@ from sim.results.labels import Labels
 from sim.results.paired import Paired
 from sim.study.trials import Trial, prepared, trial
 from sim.values.units import GIB
+from sim.verbs.asking import PATIENCE_S
 from sim.verbs.names import names
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -352,7 +353,7 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     found: Any = ask._ask(read(verb_of("ask"), words))
     common = ["context=4096", "budget=fit", "end=4096"]
     told += "; dense weights at 4.5 bits (++model.dense_bits=N)"
-    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5, common, 10.0)
+    assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5, common, float(PATIENCE_S))
     assert seen == [
         (2, SPAWNED, ask.leave_with_parent),
         "asking every system: 1 more of 7",

@@ -47,8 +47,10 @@ def test_keys_that_are_cancelled_are_left_until_somebody_looks() -> None:
 def test_a_key_of_a_site_waits_unmade_until_it_is_made_or_cancelled_or_leaves() -> None:
     one = ranked(3)
     assert one.unmade_of(2).tolist() == [0]
+    assert [one.unmade_place(key) for key in (7, 5, 8, 6)] == [0, 2, -1, -1]
     one.take()
     assert one.unmade_of(2).tolist() == []
+    assert (one.unmade_place(7), one.unmade_place(5)) == (-1, 2)
     assert one.unmade_of(1).tolist() == [2]
     one.make(2, made(2))
     assert one.unmade_of(1).tolist() == []
