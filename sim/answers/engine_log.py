@@ -38,6 +38,8 @@ SAME_SIZE = 1e-3
 
 Then the log cannot tell the cost of a load from the cost of its bytes.
 """
+APART = 0.1
+"""Nor can it where the standard error of a load's cost is more than this share of a load's time."""
 FARTHEST = 30.0
 """So many times a rate, or its inverse, is a mistaken unit: units differ by 1000."""
 SAME_TIME = 1e-3
@@ -49,8 +51,9 @@ class LinkFit:
     """A link's constants in ``io = overhead_ms * loads + bytes / bytes_per_ms``.
 
     ``error`` is the median relative error on the rows fitted, ``held_out_error`` that on the
-    others, NaN where there is none. ``told_apart`` is False where all loads were of one size: the
-    overhead is then the base machine's. Where the log tells no loads it is 0, for the rate has it.
+    others, NaN where there is none. ``told_apart`` is False where loads were of one size, or times
+    too noisy for how sizes differ: the overhead is then the base machine's. Where the log tells no
+    loads it is 0, for the rate has it.
     """
 
     overhead_ms: float
@@ -142,12 +145,13 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
             " rows"
         )
     loads, moved, io = (values[name][fitted] for name in ("loads", "bytes", "io"))
-    mean = moved / np.maximum(loads, 1)
-    told_apart = bool(loads.all() and np.ptp(mean) > SAME_SIZE * mean.mean())
+    counted = loads > 0
+    size = moved[counted] / loads[counted]
+    told_apart = bool(counted.any() and np.ptp(size) > SAME_SIZE * size.mean())
     if told_apart:
-        design = np.stack([loads, moved], axis=1) / io[:, None]
-        overhead, per_byte = np.linalg.lstsq(design, np.ones(len(io)), rcond=None)[0]
-        told_apart = bool(overhead >= 0)
+        overhead, per_byte, error = _load_and_byte(loads, moved, io)
+        load_ms = np.median(io[counted] / loads[counted])
+        told_apart = bool(overhead >= 0 and error <= APART * load_ms)
     if not told_apart:
         # What nobody counted cannot be taken off, and a machine must not take it twice.
         overhead = base_overhead_ms if loads.any() else 0.0
@@ -169,6 +173,20 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
         error=float(np.median(off[fitted])),
         held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"),
     )
+
+
+def _load_and_byte(loads: Floats, moved: Floats, io: Floats) -> tuple[float, float, float]:
+    """What a load and a byte take by least squares of relative errors, and the standard error of
+    the former.
+    """
+    design = np.stack([loads, moved], axis=1) / io[:, None]
+    overhead, per_byte = np.linalg.lstsq(design, np.ones(len(io)), rcond=None)[0]
+    off = design @ (overhead, per_byte) - 1
+    of_loads, of_bytes = design.T
+    # Of a load's cost only what no cost of bytes explains as well tells anything.
+    alone = of_loads - of_bytes * (of_loads @ of_bytes) / (of_bytes @ of_bytes)
+    error = np.sqrt(off @ off / (len(io) - 2) / (alone @ alone))
+    return float(overhead), float(per_byte), float(error)
 
 
 def check_units(
