@@ -196,6 +196,11 @@ def _columns(given: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(
                 f"columns lack {', '.join(sorted(lacks))}; lanes need io_ms, compute_ms and load_ms"
             )
+        if idle := [kind for kind in columns if UNITS[kind][0] in ("bytes", "loads")]:
+            raise ValueError(
+                f"columns: {idle[0]}:{columns[idle[0]]} changes nothing with routes=, whose trace"
+                " tells bytes and loads"
+            )
         if "model" not in given:
             raise ValueError("lanes need model=NAME, whose run the trace is")
     elif not {"bytes", "io"} <= kinds:

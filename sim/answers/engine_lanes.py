@@ -213,9 +213,13 @@ def simulated_ms(
 def errors_after(
     predicted: Mapping[str, Floats], measured: Mapping[str, Floats], rows: int
 ) -> dict[str, Floats]:
-    """The relative errors of the tokens after the first ``rows``, with their signs, by quantity."""
-    return {
-        name: (predicted[name] / measured[name] - 1)[rows:]
-        for name in QUANTITIES
-        if name in measured
-    }
+    """The relative errors of the tokens after the first ``rows``, with their signs, by quantity.
+
+    A token whose measured time is 0 has none, as one that never waited has none of its stall.
+    """
+    errors: dict[str, Floats] = {}
+    for name in QUANTITIES:
+        if name in measured:
+            made, took = predicted[name][rows:], measured[name][rows:]
+            errors[name] = made[took > 0] / took[took > 0] - 1
+    return {name: error for name, error in errors.items() if len(error)}

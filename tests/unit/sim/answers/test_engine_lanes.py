@@ -180,6 +180,17 @@ def test_errors_keep_their_signs() -> None:
     assert {name: error.tolist() for name, error in found.items()} == {"io": [0.5]}
 
 
+def test_a_token_of_no_measured_time_has_no_relative_error() -> None:
+    """Its stall was infinitely far off, or no number where the simulation has none either."""
+    waited = np.array([5.0, 0.0, 0.0, 2.0])
+    found = errors_after(
+        {"io": np.ones(4), "stall": np.array([5.0, 0.0, 1.0, 3.0]), "wall": np.ones(4)},
+        {"io": np.array([1.0, 0, 0, 0]), "stall": waited},
+        1,
+    )
+    assert {name: error.tolist() for name, error in found.items()} == {"stall": [0.5]}
+
+
 WORDS = ("log=x.csv", "base=oneplus_15r", "name=mine", "lanes=4", "routes=.")
 
 
@@ -188,6 +199,10 @@ WORDS = ("log=x.csv", "base=oneplus_15r", "name=mine", "lanes=4", "routes=.")
     [
         (("columns=io_ms:a,compute_ms:b", "model=qwen3_30b_a3b"), "columns lack load"),
         (("columns=io_ms:a,compute_ms:b,load_ms:c",), "lanes need model=NAME"),
+        (
+            ("columns=io_ms:a,compute_ms:b,load_ms:c,mb:d", "model=qwen3_30b_a3b"),
+            "columns: mb:d changes nothing with routes=, whose trace tells bytes and loads",
+        ),
     ],
 )
 def test_columns_that_lanes_need_are_asked_for(
