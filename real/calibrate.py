@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     size, ns = facts.copy[-1]
     print(
         f"{asked.output}: {size / ns:.4g} GB/s for {size} B; next: moelab run system=lru"
-        f" {words_for(asked.output)}"
+        f" {words_for(asked.output, 'hardware')}"
     )
     if told := warning(facts):
         print(told, file=sys.stderr)

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")
-            print(f"{output}; next: moelab ask {words_for(output)} machine=rtx4090_pcie4")
+            print(f"{output}; next: moelab ask machine=rtx4090_pcie4 {words_for(output, 'model')}")
             if not has_gates(model):
                 print(f"first: {lacking(model)}; docs/ask.md (A model of another shape) has ways")
     except (ValueError, OSError) as error:

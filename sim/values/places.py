@@ -55,15 +55,24 @@ def machine_file(name: str) -> Path:
     return (CONF if IS_CHECKOUT else Path("mine")) / "hardware" / f"{name}.yaml"
 
 
-def words_for(file: Path) -> str:
-    """The words with which runs find a file of a group, wherever it lies.
+def words_for(file: Path, group: str) -> str:
+    """The words with which runs find a file of a group.
 
-    >>> words_for(Path("mine/model/own.yaml")), words_for(CONF / "model" / "own.yaml")
+    Hydra finds it in a folder of the group's name alone, and not in the working directory's own
+    (see `machine_file`). For a file elsewhere a comment says where it has to lie.
+
+    >>> words_for(Path("mine/model/own.yaml"), "model"), words_for(CONF / "model/own.yaml", "model")
     ("model=own 'hydra.searchpath=[mine]'", 'model=own')
+    >>> words_for(Path("own.yaml"), "model")
+    "model=own 'hydra.searchpath=[mine]'  # once it lies in mine/model"
     """
-    group = file.absolute().parent
-    search = "" if group.parent == CONF else f" 'hydra.searchpath=[{file.parent.parent}]'"
-    return f"{group.name}={file.stem}{search}"
+    folder = file.absolute().parent
+    if folder == CONF / group:
+        return f"{group}={file.stem}"
+    found = folder.name == group and folder.parent != Path.cwd()
+    search = file.parent.parent if found else "mine"
+    where = "" if found else f"  # once it lies in mine/{group}"
+    return f"{group}={file.stem} 'hydra.searchpath=[{search}]'{where}"
 
 
 def is_free(directory: Path) -> bool:

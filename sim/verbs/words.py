@@ -336,7 +336,7 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
             if group == "model" and not nearest(name, known):
                 near += ", moelab models from=config.json makes one"
             for own in sorted(Path().glob(f"*/{group}/{name}.yaml")):
-                near = f"; {own} is found by {words_for(own)}"
+                near = f"; {own} is found by {words_for(own, group)}"
             raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
     if "," in text and not several:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")

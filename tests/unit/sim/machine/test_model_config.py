@@ -290,7 +290,7 @@ def test_the_command_writes_a_file_that_is_the_same_model(
     output = tmp_path / "model" / "mine.yaml"
     assert main([f"from={path}", "name=mine", f"output={output}"]) == 0
     told = capsys.readouterr().out
-    assert f"moelab ask model=mine 'hydra.searchpath=[{tmp_path}]' machine=" in told
+    assert f"moelab ask machine=rtx4090_pcie4 model=mine 'hydra.searchpath=[{tmp_path}]'\n" in told
     with initialize_config_dir(str(output.parent), version_base="1.3"):
         written = make_object(compose("mine"))
     source = "its transformers config.json (config.json)"

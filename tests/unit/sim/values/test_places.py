@@ -55,3 +55,18 @@ def test_results_may_go_where_nothing_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not places.is_free(tmp_path)
     assert not places.is_free(tmp_path / "file")
+
+
+@pytest.mark.parametrize("file", ["own.yaml", "other/own.yaml", "hardware/own.yaml"])
+def test_a_file_that_no_run_finds_is_told_with_the_place_where_one_would(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The printed command had the name of the file's folder as a key, and the working directory as
+    a place to search, where the folder ``outputs`` of its runs is taken for the key of that name.
+    """
+    monkeypatch.chdir(tmp_path)
+    there = "hardware=own 'hydra.searchpath=[mine]'"
+    for path in (Path(file), tmp_path / file):
+        assert places.words_for(path, "hardware") == f"{there}  # once it lies in mine/hardware"
+    assert places.words_for(Path("mine/hardware/own.yaml"), "hardware") == there
+    assert places.words_for(places.CONF / "hardware" / "own.yaml", "hardware") == "hardware=own"
