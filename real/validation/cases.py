@@ -230,7 +230,10 @@ def predict(
             continue
         constants = Constants.learn(pair for run in others for pair in run.pairs)
         prepared = prepare_replay(make(system, share))
-        record = simulated(prepared, MeasuredDurations(prepared.run.durations, constants)).record
+        run = prepared.run
+        precisions = run.controller.geometry.precisions
+        durations = MeasuredDurations(run.durations, constants, precisions)
+        record = simulated(prepared, durations).record
         cases.append(
             Case(
                 system,

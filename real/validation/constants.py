@@ -25,8 +25,11 @@ from sim.machine.durations import Durations
 from sim.results.frames import Frames
 from sim.values.types import HostCosts, Outcome, Step
 
-Kind = tuple[str, int, bool]
-"""What was done; the number of the link or the precision; whether it was in a decode step."""
+Kind = tuple[str, int | str, bool]
+"""What was done; the link's number or the precision's name; whether it was in a decode step.
+
+Systems number their precisions each for itself.
+"""
 Pair = tuple[Kind, int, int]
 """A kind, a nominal duration and the measured one, in ns."""
 HOST_PARTS = ("sync", "issue", "wake", "post")
@@ -85,8 +88,8 @@ class Constants:
 class MeasuredDurations:
     """A run's durations as a machine takes them. Implements ``Durations``."""
 
-    def __init__(self, nominal: Durations, constants: Constants) -> None:
-        self._nominal, self._constants = nominal, constants
+    def __init__(self, nominal: Durations, constants: Constants, precisions: Sequence[str]) -> None:
+        self._nominal, self._constants, self._precisions = nominal, constants, precisions
         self.host = constants.host
         self.prediction_ns = nominal.prediction_ns
 
@@ -100,13 +103,12 @@ class MeasuredDurations:
         return self._constants.takes(("tail", 0, step.decode), self._nominal.tail_ns(step))
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        kind = ("expert", precision, tokens == 1)
+        kind = ("expert", self._precisions[precision], tokens == 1)
         return self._constants.takes(kind, self._nominal.expert_ns(precision, site, tokens))
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._constants.takes(
-            ("cpu", precision, tokens == 1), self._nominal.cpu_ns(precision, site, tokens)
-        )
+        kind = ("cpu", self._precisions[precision], tokens == 1)
+        return self._constants.takes(kind, self._nominal.cpu_ns(precision, site, tokens))
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
         return self._constants.takes(("hop", link, True), self._nominal.hop_ns(link, moved_bytes))
@@ -189,7 +191,7 @@ def _expert(frames: Frames, nominal: Durations, key: int, tokens: int, measured_
     g = frames.controller.geometry
     precision = g.precision_of(key)
     return (
-        ("expert", precision, tokens == 1),
+        ("expert", g.precisions[precision], tokens == 1),
         nominal.expert_ns(precision, g.site_of(key), tokens),
         measured_ns,
     )
@@ -208,9 +210,8 @@ def _after_gates(firsts: Sequence[tuple[int, int, int]]) -> list[Pair]:
         for gate_ns, ready_ns, start_ns in firsts
         if ready_ns > gate_ns + issue_ns
     ]
-    return [(("issue_ns", 0, True), 0, ns) for ns in issues] + [
-        (("wake_ns", 0, True), 0, ns) for ns in wakes
-    ]
+    pairs: list[Pair] = [(("issue_ns", 0, True), 0, ns) for ns in issues]
+    return pairs + [(("wake_ns", 0, True), 0, ns) for ns in wakes]
 
 
 def _on_cpu(frames: Frames, nominal: Durations, cpu: Sequence[int]) -> list[Pair]:
@@ -226,7 +227,7 @@ def _on_cpu(frames: Frames, nominal: Durations, cpu: Sequence[int]) -> list[Pair
     for (key, tokens), measured_ns in zip(submitted, cpu, strict=False):
         precision = g.precision_of(key)
         nominal_ns = nominal.cpu_ns(precision, g.site_of(key), tokens)
-        pairs.append((("cpu", precision, tokens == 1), nominal_ns, measured_ns))
+        pairs.append((("cpu", g.precisions[precision], tokens == 1), nominal_ns, measured_ns))
     return pairs
 
 

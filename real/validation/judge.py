@@ -65,8 +65,8 @@ class Case:
 class Ranking:
     """How well the systems at one budget are ordered.
 
-    - ``told_apart``: pairs that differ by more than the noise. ``right``: those of them that are
-      predicted in the right order.
+    - ``told_apart``: pairs that differ by more than the noise, which nobody knows of what ran once.
+      ``right``: those of them that are predicted in the right order.
     - ``tau``: Kendall's over those pairs; None without any.
     - ``regret``: how much slower the simulator's pick (``picked``) really is than the fastest; 0 if
       it is the fastest.
@@ -91,6 +91,8 @@ def rankings(cases: Sequence[Case]) -> list[Ranking]:
         apart = right = 0
         for a, b in combinations(here, 2):
             noise = 2 * max(a.noise, b.noise)
+            if min(len(a.measured_ns), len(b.measured_ns)) < 2:
+                continue
             if abs(a.median_ns - b.median_ns) > noise * min(a.median_ns, b.median_ns):
                 apart += 1
                 right += (a.predicted_ns - b.predicted_ns) * (a.median_ns - b.median_ns) > 0

@@ -207,16 +207,16 @@ def _ranking(found: Sequence[Ranking], cases: Sequence[Case]) -> list[str]:
             f"| {one.share:.0%} | {one.told_apart} | {one.right} | {tau} | {one.picked} |"
             f" {one.fastest} | {one.regret:.2%} |"
         )
-    covered = coverage(cases)
-    said = "too few runs" if covered is None else f"{covered:.0%} of the runs"
-    low, high = COVERAGE
+    covered, (low, high) = coverage(cases), COVERAGE
+    said = (
+        "are not made: there are too few errors"
+        if covered is None
+        else f"hold {covered:.0%} of the runs ({low:.0%} to {high:.0%} expected)"
+    )
     return [
         *lines,
         "",
-        (
-            f"{LEVEL:.0%} intervals from the other cases' errors hold {said} ({low:.0%} to"
-            f" {high:.0%} expected)."
-        ),
+        f"{LEVEL:.0%} intervals from the other cases' errors {said}.",
         "",
     ]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from real.setup.prepare import prepare_replay
 from real.validation.cases import measure_run, request_of, simulated
 from real.validation.constants import Constants, MeasuredDurations
 from sim.values.types import HostCosts, Step
 
-EXPERT = ("expert", 0, True)
+EXPERT = ("expert", "fp16", True)
 
 
 def test_a_group_is_its_median_and_between_groups_lies_a_straight_line() -> None:
@@ -58,13 +59,26 @@ def test_on_the_null_device_nominal_times_and_the_hosts_come_back(system: str) -
 
 @pytest.mark.thorough
 def test_a_prediction_from_another_systems_run_on_the_null_device_is_exact() -> None:
-    from real.setup.prepare import prepare_replay
-
     request = request_of(WORDS, "hobbit", 0.5)
     constants = Constants.learn(measure_run(request_of(WORDS, "lru", 0.5), 0.5, "lru").pairs)
     prepared = prepare_replay(request)
-    predicted = simulated(prepared, MeasuredDurations(prepared.run.durations, constants)).record
+    durations = MeasuredDurations(prepared.run.durations, constants, ("fp16", "int4"))
+    predicted = simulated(prepared, durations).record
     assert predicted.step_end_ns == measure_run(request, 0.5, "hobbit").recording.record.step_end_ns
+
+
+def test_experts_of_one_precision_are_alike_whatever_number_a_system_gives_it() -> None:
+    """io_qexp's first precision is hobbit's second one."""
+    request = request_of(WORDS, "io_qexp", 0.5)
+    pairs = measure_run(request, 0.5, "io_qexp").pairs
+    constants = Constants.learn((kind, ns, 3 * took) for kind, ns, took in pairs)
+    run = prepare_replay(request_of(WORDS, "hobbit", 0.5)).run
+    assert run.controller.geometry.precisions == ("fp16", "int4")
+    nominal = run.durations
+    durations = MeasuredDurations(nominal, constants, ("fp16", "int4"))
+    assert durations.expert_ns(1, 0, 1) == 3 * nominal.expert_ns(1, 0, 1)
+    # Nobody showed an expert at fp16.
+    assert durations.expert_ns(0, 0, 1) == nominal.expert_ns(0, 0, 1)
 
 
 @pytest.mark.thorough
@@ -91,7 +105,8 @@ def test_twice_as_slow_a_machine_is_learnt_as_one() -> None:
 
 def test_steps_of_another_kind_keep_their_own_times() -> None:
     decode, prefill = ("tail", 0, True), ("tail", 0, False)
-    durations = MeasuredDurations(Nominal(), Constants.learn([(decode, 10, 11), (prefill, 10, 30)]))  # type: ignore[arg-type]
+    constants = Constants.learn([(decode, 10, 11), (prefill, 10, 30)])
+    durations = MeasuredDurations(Nominal(), constants, ())  # type: ignore[arg-type]
     step = Step(0, 0, 1, (0,), 1, True, (), (), (0,))
     assert durations.tail_ns(step) == 11
     assert durations.tail_ns(Step(0, 0, 1, (0,), 1, False, (), (), (0,))) == 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from real.validation.judge import Case, as_row, coverage, intervals, rankings
-from real.validation.report import _free
+from real.validation.report import _free, _ranking
 
 
 def case(system: str, predicted: int, *measured: int, share: float = 0.5) -> Case:
@@ -54,8 +54,20 @@ def test_only_pairs_that_differ_by_more_than_the_noise_count_for_the_order() -> 
 
 
 def test_a_right_order_has_tau_one_and_no_regret() -> None:
-    (found,) = rankings([case("a", 95, 100), case("b", 140, 150), case("c", 210, 200)])
+    (found,) = rankings(
+        [case("a", 95, 100, 100), case("b", 140, 150, 150), case("c", 210, 200, 200)]
+    )
     assert (found.told_apart, found.right, found.tau, found.regret) == (3, 3, 1, 0)
+
+
+def test_what_ran_once_is_told_apart_from_nothing_as_nobody_knows_its_noise() -> None:
+    once = [case("a", 95, 100), case("b", 140, 150), case("c", 210, 200, 200)]
+    (found,) = rankings(once)
+    assert (found.told_apart, found.right, found.tau, found.regret) == (0, 0, None, 0)
+    *_, said, _ = _ranking([found], once)
+    assert said == (
+        "90% intervals from the other cases' errors are not made: there are too few errors."
+    )
 
 
 def test_budgets_are_ranked_by_themselves_and_one_system_not_at_all() -> None:
