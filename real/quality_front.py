@@ -41,12 +41,15 @@ from sim.results.labels import Labels, labels_in, write_on
 from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import looks, save
 from sim.results.paired import Paired, paired
+from sim.setup.configure import group_of
 from sim.study.dataset import last_cells, read_cells
 from sim.study.rows import AXIS, DONE, words_of
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
 NOT_OURS = ("outputs=", "trace.split=")
+AROUND = ("model", "hardware", "devices", "trace", "workload", "budget")
+"""Groups of what a system runs on and with: points that differ in one are on no common front."""
 WIDTH = 150
 ROOM_POINTS = 16.0, 9.0
 """The room that a number takes in the figure, width and height in points."""
@@ -69,6 +72,12 @@ class FrontPoint:
     faster: Paired | None
     worse: Estimate | None
     on_front: bool = False
+
+    @property
+    def around(self) -> str:
+        """What of its machine, work and budget the study set in it."""
+        found = {key: of for key, of in self.varied.items() if group_of(key) in AROUND}
+        return json.dumps(found, sort_keys=True)
 
     @property
     def speed(self) -> float:
@@ -163,12 +172,16 @@ def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> lis
         found.append(FrontPoint(0, values, loop, faster, worse))
     # A bound (it knows the future, or does what no machine can) is no system: it beats nobody, and
     # is on no front.
-    losses = [point.loss if point.labels.is_system else np.nan for point in found]
-    marks = front(np.array([point.speed for point in found]), np.array(losses)).tolist()
+    speeds = np.array([point.speed for point in found])
+    losses = np.array([point.loss if point.labels.is_system else np.nan for point in found])
+    arounds, marks = np.array([point.around for point in found]), np.zeros(len(found), np.bool_)
+    for around in np.unique(arounds):
+        here = arounds == around
+        marks[here] = front(speeds[here], losses[here])
     order = sorted(range(len(found)), key=lambda i: (found[i].loss, -found[i].speed, i))
     return [
         FrontPoint(
-            number, found[i].varied, found[i].loop, found[i].faster, found[i].worse, marks[i]
+            number, found[i].varied, found[i].loop, found[i].faster, found[i].worse, bool(marks[i])
         )
         for number, i in enumerate(order, 1)
     ]
@@ -191,7 +204,7 @@ def print_points(points: Sequence[FrontPoint], console: Console) -> None:
     """
     first = points[0].loop
     title = (
-        f"{surroundings(first)}: quality measured ({first.name} loop, {first.decode.sequences}"
+        f"{surroundings(points)}: quality measured ({first.name} loop, {first.decode.sequences}"
         " sequences)"
     )
     table = Table(
@@ -225,13 +238,15 @@ def print_points(points: Sequence[FrontPoint], console: Console) -> None:
         print_text(console, line)
 
 
-def surroundings(loop: Loop) -> str:
-    """Trace, machine and budget, which all points share, in words."""
-    summary = loop.replayed.result.summary
-    return (
-        f"{summary['trace']['name']}, {summary['hardware']},"
-        f" {summary['budget']['resident_share']:.0%} resident"
+def surroundings(points: Sequence[FrontPoint]) -> str:
+    """Trace, machine and budget in words, as far as all points share them."""
+    summaries = [point.loop.replayed.result.summary for point in points]
+    parts = (
+        {str(one["trace"]["name"]) for one in summaries},
+        {str(one["hardware"]) for one in summaries},
+        {f"{one['budget']['resident_share']:.0%} resident" for one in summaries},
     )
+    return ", ".join(name for part in parts if len(part) == 1 for name in part)
 
 
 def told(varied: Mapping[str, Any]) -> str:
@@ -253,8 +268,9 @@ def sentences(points: Sequence[FrontPoint]) -> list[str]:
     sums = [sum(point.proxy) for point in points]
     losses = [point.loss for point in points]
     lines = told_of_quality([point.loop for point in points])
+    fronts = "the front" if len({point.around for point in points}) == 1 else "their own front"
     lines.append(
-        f"{len(on)} of {len(points)} points are on the front of speed and measured KL: "
+        f"{len(on)} of {len(points)} points are on {fronts} of speed and measured KL: "
         f"{', '.join(str(point.number) for point in on)}."
     )
     if len(points) < 3:
@@ -264,8 +280,10 @@ def sentences(points: Sequence[FrontPoint]) -> list[str]:
         ("what is low", [point.proxy[0] for point in points]),
         ("what is skipped", [point.proxy[1] for point in points]),
     ]
-    found = ", ".join(f"{name}: {rank_correlation(values, losses):.2f}" for name, values in orders)
-    lines.append(f"Rank correlation of the measured KL with the share of gate weight of {found}.")
+    ranks = {name: rank_correlation(values, losses) for name, values in orders}
+    if found := ", ".join(f"{name}: {of:.2f}" for name, of in ranks.items() if not np.isnan(of)):
+        of_what = "the measured KL with the share of gate weight of"
+        lines.append(f"Rank correlation of {of_what} {found}.")
     return lines
 
 
@@ -306,8 +324,13 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
                 for point in points
             ]
         )
-        line = sorted((1000 * point.loss, point.speed) for point in points if point.on_front)
-        axes[0].plot(*zip(*line, strict=True), color="0.6", drawstyle="steps-post", zorder=1)
+        for around in dict.fromkeys(point.around for point in points):
+            on = [point for point in points if point.on_front and point.around == around]
+            line = sorted((1000 * point.loss, point.speed) for point in on)
+            if line:
+                axes[0].plot(
+                    *zip(*line, strict=True), color="0.6", drawstyle="steps-post", zorder=1
+                )
         axes[0].set_xscale("log" if (x > 0).all() else "linear")
         for point, at, (low, high) in zip(points, x, ends, strict=True):
             colour = "black" if not point.varied else "#b4552d" if point.on_front else "0.6"
@@ -327,9 +350,8 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
             axis.set_xlabel("KL to full precision, measured (millinats a token)")
             axis.set_xscale(axes[0].get_xscale())
         name_points(axes[0], points)
-        loop = points[0].loop
         title = (
-            f"{surroundings(loop)}. Square: the system as it stands; coloured: the measured front"
+            f"{surroundings(points)}. Square: the system as it stands; coloured: the measured front"
         )
         figure.suptitle(title)
         # Points go by their numbers here, as in the table.

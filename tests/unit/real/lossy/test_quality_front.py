@@ -28,6 +28,8 @@ from real.quality_front import (
     print_points,
     rank_correlation,
     sentences,
+    surroundings,
+    told,
 )
 from real.validation.closed import as_lines
 from sim.pareto import read
@@ -203,6 +205,34 @@ def test_the_table_and_the_figure_name_each_point_and_what_the_proxies_are_worth
     assert MADE_UP in next(place for place in files if place.suffix == ".svg").read_text(
         encoding="utf-8"
     )
+
+
+def test_another_machine_or_budget_has_a_front_of_its_own_and_no_title_of_one_of_them(
+    tmp_path: Path,
+) -> None:
+    """All were on one front, headed by the machine and the budget of the point that lost least."""
+    rng = np.random.default_rng(2)
+    made_up = ((9.0, 0.001), (8.0, 0.2), (7.0, 0.2), (2.0, 0.3), (1.0, 0.2))
+    loops = [loop_of(rng, speed, 2 * loss, (0.1, 0.0)) for speed, loss in made_up]
+    summaries = [loop.replayed.result.summary for loop in loops]
+    summaries[3] |= {"hardware": "other"}
+    summaries[4] |= {"budget": {"resident_share": 0.25}}
+    varied = [{"hardware": "other"}, {"budget.resident_share": 0.25}]
+    points = points_of([*({"cache": name} for name in "abc"), *varied], loops)
+    on = {told(point.varied) for point in points if point.on_front}
+    assert on == {"cache=a", "hardware=other", "budget.resident_share=0.25"}
+    assert surroundings(points) == "a_trace"
+    assert surroundings(points_of([{}], loops[:1])) == "a_trace, a_machine, 50% resident"
+    assert any("3 of 5 points are on their own front of" in line for line in sentences(points))
+    assert all(place.stat().st_size > 1000 for place in draw(points, tmp_path))
+
+
+def test_a_proxy_that_is_the_same_everywhere_orders_nothing() -> None:
+    """Nothing is skipped: its correlation was printed as nan."""
+    rng = np.random.default_rng(3)
+    loops = [loop_of(rng, 1.0 + i, 0.1 * (1 + i), (0.1 * i, 0.0)) for i in range(3)]
+    *_, last = sentences(points_of([{}, {"x": 1}, {"x": 2}], loops))
+    assert last.endswith("of what is low or skipped: 1.00, what is low: 1.00.")
 
 
 def test_what_knows_the_future_is_on_no_front_and_beats_nobody() -> None:
