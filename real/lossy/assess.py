@@ -300,11 +300,11 @@ def check_may_close(run: Run) -> None:
 def sequence_frame(loops: Sequence[Loop], sequences: Sequence[int]) -> pl.DataFrame:
     """One row for each loop and sequence, for further paired comparisons.
 
-    Its columns are the nats of decoded tokens under both models, KL and agreement.
+    Its columns are sums over decoded rows: nats of tokens under both models, KL and agreement.
     """
     rows: list[Mapping[str, Any]] = []
     for loop in loops:
-        for number, loss in zip(sequences, loop.replayed.losses, strict=True):
+        for number, loss in zip(sequences, loop.decoded, strict=True):
             known = np.isfinite(loss.full)
             rows.append(
                 {

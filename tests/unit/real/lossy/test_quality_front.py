@@ -16,6 +16,7 @@ from rich.console import Console
 
 from real.closed_loop import draw as draw_shifts
 from real.closed_loop import print_shifts
+from real.lossy.assess import sequence_frame
 from real.lossy.loops import Shift
 from real.lossy.loss import Estimate, TokenLoss, divergence_difference, quality_of
 from real.quality import main as quality_main
@@ -243,6 +244,19 @@ def test_what_knows_the_future_is_on_no_front_and_beats_nobody() -> None:
     )
     fast.replayed.result.summary["labels"]["knows_future"] = "knows the future (Belady)"
     assert [point.on_front for point in points_of([{}, {"x": 1}], [slow, fast])] == [False, True]
+
+
+def test_the_rows_of_sequences_add_up_to_the_decoded_quality_that_is_told() -> None:
+    """They had the prompts' rows, too."""
+    loop = loop_of(np.random.default_rng(0), 1.0, 0.1, (0.1, 0.0))
+    prompts = losses_of(np.random.default_rng(1), 5.0)
+    loop.replayed.losses = [*prompts]
+    found = sequence_frame([loop], [4, 5, 6]).sum().row(0, named=True)
+    assert found["tokens"] == loop.decode.tokens == 21
+    assert found["divergence_nats"] / found["rows"] == pytest.approx(loop.decode.divergence.value)
+    lost = (found["lossy_nats"] - found["full_nats"]) / found["tokens"]
+    assert np.expm1(lost) == pytest.approx(loop.decode.increase.value)
+    assert found["same_top_token"] / found["rows"] == loop.decode.agreement.value
 
 
 def test_one_systems_quality_and_the_shifts_between_loops_say_whose_gates_they_are(
