@@ -179,8 +179,11 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
     """Fit; return where the fit was written, and what it says. Raise ValueError for wrong input."""
     given = read_all("real quality_fit", words)
     own, overrides = given.own, given.overrides
-    if others := [word for word in overrides if word.split("=")[0].split(".")[0] != "trace"]:
-        raise ValueError(f"{others[0]!r} is no word of a fit: it reads a model and a trace alone")
+    if others := [word for word in overrides if word.split("=")[0] not in ("trace", "trace.path")]:
+        raise ValueError(
+            f"{others[0]!r} is no word of a fit: it reads a model, and of a trace so many fit"
+            " sequences as texts= says"
+        )
     tolerated, texts = float(own["tolerated"]), int(own["texts"])
     if not 0 < tolerated < 1e6:
         raise ValueError(f"tolerated={tolerated:g} must be above 0")

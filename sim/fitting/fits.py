@@ -65,10 +65,10 @@ def fit_sequences(
     chosen = [number for number in chosen if number in present][:most]
     if not chosen:
         splits = sorted({s.split for s in header.sequences})
+        flags = f" and none of the flags {', '.join(exclude)}" if exclude else ""
         raise ValueError(
             f"trace {header.name} has no sequence to fit on: none of its sequences (splits:"
-            f" {', '.join(splits)}) has split fit and none of the flags {list(exclude)}; choose a"
-            " trace with a fit split"
+            f" {', '.join(splits)}) has split fit{flags}; choose a trace with a fit split"
         )
     return tuple(sorted(chosen))
 

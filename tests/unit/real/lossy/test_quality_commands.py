@@ -110,6 +110,7 @@ def test_fates_share_is_fitted_on_fit_sequences_and_within_the_loss(
     [
         (["fit=widths", "tolerated=0"], "must be above 0"),
         (["fit=widths", "system=lru"], "'system=lru' is no word of a fit"),
+        (["fit=widths", "trace.max_sequences=1"], "as texts= says"),
         (["fit=sparsity", "trace=tiny_switch"], "channels are left out of experts"),
         (["fit=widths", "trace=none"], "none"),
     ],

@@ -107,8 +107,10 @@ def test_a_fit_takes_the_first_unflagged_fit_sequences_that_have_rows_ascending(
         numbers(told[0], told[1], exclude=["loops"])
     assert str(refused.value) == (
         "trace two sequences has no sequence to fit on: none of its sequences (splits: fit) has"
-        " split fit and none of the flags ['loops']; choose a trace with a fit split"
+        " split fit and none of the flags loops; choose a trace with a fit split"
     )
+    with pytest.raises(ValueError, match=r"\) has split fit; choose a trace with a fit split$"):
+        numbers(replace(zero, split="eval"))
 
 
 def test_a_sample_has_valid_rows_with_choices_by_weight_and_none_of_counted_prompts() -> None:
