@@ -137,16 +137,13 @@ def join(
         else:
             point = Point(key, speed, speed_interval, None, None, UNMEASURED, labels_in(summary))
         points.append(replace(point, work=work_of(summary)))
-    works = [point.work for point in points]
-    # What a quality was simulated with is not told: where there is one work, it is of that.
-    shared = works[0] if works and all(one == works[0] for one in works) else {}
     for key, row in by_key.items():
         if key not in joined:
             speed, speed_interval = (
                 row["decode_tokens_per_s"],
                 _interval(row, "decode_tokens_per_s"),
             )
-            points.append(replace(_point(key, speed, speed_interval, row, measure), work=shared))
+            points.append(_point(key, speed, speed_interval, row, measure))
     return _told_apart(points)
 
 
@@ -199,10 +196,10 @@ def _point(
     measure: str,
 ) -> Point:
     kind = LOSSLESS if row["divergence"] == 0 else LOSSY
-    if "labels" not in row:
+    if absent := [name for name in ("labels", "work") if name not in row]:
         raise ValueError(
-            f"the quality of {row['system']} has no labels: an older version wrote it; measure it"
-            " again"
+            f"the quality of {row['system']} has no {absent[0]}: an older version wrote it; measure"
+            " it again"
         )
     return Point(
         key,
@@ -213,6 +210,7 @@ def _point(
         kind,
         from_row(row["labels"]),
         row["loop"],
+        work=row["work"],
     )
 
 

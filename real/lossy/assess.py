@@ -34,6 +34,7 @@ from real.lossy.variants import Scheme, Variants, roundings
 from sim.machine.precision import AS_STORED
 from sim.policies.payloads import ActiveShare
 from sim.results.labels import labels_in
+from sim.results.overview import work_of
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
@@ -103,6 +104,7 @@ class Loop:
             "system": summary["system"],
             "loop": self.name,
             "labels": labels_in(summary).row(),
+            "work": work_of(summary),
             "trace": summary["trace"]["name"],
             "model": summary["model"],
             "hardware": summary["hardware"],

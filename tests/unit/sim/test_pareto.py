@@ -34,6 +34,7 @@ from sim.pareto import (
 from sim.results.fronts import front
 from sim.results.labels import Labels
 from sim.results.looks import COLOURS, NEUTRAL
+from sim.results.overview import work_of
 from sim.study.trials import trial
 
 COARSE = st.integers(0, 4).map(float)
@@ -69,9 +70,16 @@ def test_runs_of_other_work_have_a_front_of_their_own_and_say_what_differs() -> 
         "lru (batching continuous, together 4)",
     ]
     assert mark(join([one, _summary("lru", 5.0)], [])) == [False, True]
-    alone = join([one, four], [_quality("hobbit", 0.01)])[2]
-    assert (alone.system, alone.work) == ("hobbit", {})
-    assert join([one], [_quality("hobbit", 0.01)])[1].work == points[0].work
+    # A quality of another work, too, is of that one, even where all runs are of one.
+    quality = _quality("hobbit", 0.01, speed=9.0)
+    assert mark(join([one], [quality])) == [True, True]
+    assert join([one], [quality])[1].work == points[0].work
+    quality["work"] = work_of(four)
+    assert join([one], [quality])[1].system == "hobbit (batching continuous, together 4)"
+    quality["divergence"] = 0.0
+    assert mark(join([one], [quality])) == [True, True]
+    quality["work"] = work_of(one)
+    assert mark(join([one], [quality])) == [False, True]
 
 
 def test_a_machine_with_another_figure_is_another_machine_with_a_front_of_its_own() -> None:
@@ -96,6 +104,7 @@ def _quality(system: str, loss: float, loop: str = "closed", speed: float = 5.0)
         "resident_share": 0.25,
         "loop": loop,
         "labels": {"synthetic": "SYNTHETIC gates: t"},
+        "work": work_of(_summary(system, speed)),
     }
     for name, value in (
         ("divergence", loss),
@@ -214,9 +223,10 @@ def test_a_summary_or_a_quality_of_an_older_version_is_refused_with_the_way_out(
     ):
         join([old], [])
     quality = _quality("lru", 0.1)
-    del quality["labels"]
-    with pytest.raises(ValueError, match=r"quality of lru has no labels: .* measure it again"):
-        join([], [quality])
+    for name in ("work", "labels"):
+        del quality[name]
+        with pytest.raises(ValueError, match=rf"quality of lru has no {name}: .* measure it again"):
+            join([], [quality])
 
 
 # Contracts: C131
