@@ -79,8 +79,8 @@ class Report:
                 f"{self.slots} slots of {size:.3f} MiB over all layers (budget.slots_gib="
                 f"{self.slots_gib:g})"
             )
-        if hits := sum(one.hits for one in self.requests):
-            lookups = sum(one.lookups for one in self.requests)
+        if lookups := sum(one.lookups for one in self.requests):
+            hits = sum(one.hits for one in self.requests)
             lines.append(f"hits {hits / lookups:.1%} of {lookups} lookups while decoding")
         if drafted := sum(one.drafted for one in self.requests):
             accepted = sum(one.accepted for one in self.requests)

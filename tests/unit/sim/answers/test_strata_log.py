@@ -29,6 +29,10 @@ ASKED = Asked(5, 20, 600.0, 18, 900.0, 0, 0)
             {"file_blobs": 7, "file_mb": 1.048576},
             ["experts from RAM 0, from files 7; 1 MiB read from files"],
         ),
+        (
+            {"requests": (replace(ASKED, lookups=8, decode_ms=0.0),)},
+            ["hits 0.0% of 8 lookups while decoding"],
+        ),
         ({"requests": (ASKED,)}, ["1 requests decode at a median of 20 tokens/s"]),
         (
             {
