@@ -23,6 +23,8 @@ ASSETS = ROOT / "capture" / "assets"
 PRESETS = ROOT / "capture" / "presets"
 """The synthesiser's presets."""
 WORDS_OF_YAML = ("null", "true", "false", "nan", "inf")
+QUOTED = re.compile(r"'([^'\\]|\\+[^\\])*\\*'")
+"""A text in quotes. A quote inside has a backslash before it."""
 
 
 def quoted(text: str) -> str:
@@ -36,6 +38,17 @@ def quoted(text: str) -> str:
     # Inside quotes, only what stands before a quote is escaped.
     inner = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
     return f"'{inner}'"
+
+
+def unquoted(text: str) -> str:
+    """The text that `quoted` has made this of; any other as it is.
+
+    >>> [unquoted(quoted(text)) for text in ("mine", "a=b", "it's", "a\\\\'")]
+    ['mine', 'a=b', "it's", "a\\\\'"]
+    """
+    if not QUOTED.fullmatch(text):
+        return text
+    return re.sub(r"(\\*)('|$)", lambda m: m[1][: len(m[1]) // 2] + m[2], text[1:-1])
 
 
 def name_of(path: Path) -> Path:

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from runpy import run_module
 
-from sim.verbs.synonyms import spoken
+from sim.verbs.synonyms import SWEEPS, spoken
 from sim.verbs.table import of_module, verb_of
 from sim.verbs.verb import Verb
 from sim.verbs.words import read
 
 HELP = ("-h", "--help")
-SWEEPS = ("-m", "--multirun")
 WRONG_WORDS = 2
 """The exit status for words that a verb does not take."""
 

@@ -6,11 +6,12 @@ because that is the section of the configuration. A user need not know which.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from sim.values.places import quoted
+from sim.values.places import QUOTED, WORDS_OF_YAML, quoted
 from sim.verbs.verb import Verb
 
 KEYS = (("hardware", "machine"),)
@@ -25,8 +26,18 @@ CHOICES = (
 """Words without ``=`` that mean the same thing."""
 
 
-PATH = re.compile(r"[\w.\-/~ ]*([^\W\x00-\x7f]|[ _-]\()[\w.\-/~ ()]*")
-"""A path that Hydra cannot read as it is: with a letter beyond ASCII, or as ``mine (1)``."""
+PLAIN = re.compile(r"[A-Za-z_./-]([A-Za-z0-9_./ -]*[A-Za-z0-9_./-])?|")
+"""A path that Hydra reads as it is, or none."""
+OF_HYDRA = re.compile(
+    r"(choice|range|interval|glob|sort|shuffle|tag|str|int|float|bool|json_str|extend_list)\(.*|"
+    r".*\$\{.*|\".*\"",
+    re.DOTALL,
+)
+"""What Hydra shall read: a function, a value of the configuration, a text that has quotes already."""
+ONE_OF = re.compile(r"(?:^|(?<=,))('(?:[^'\\]|\\.)*'|[^,]*)(?=,|$)")
+"""One of several texts with commas between them. Those in single quotes may have commas of their own."""
+FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
+SWEEPS = ("-m", "--multirun")
 
 
 def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
@@ -40,10 +51,13 @@ def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
     ['machine=rtx4090_pcie4', 'hardware.memory_gib=12']
     >>> spoken(verb_of("run"), ["machine.memory_gib=12", "trace.path=mine (1)"])
     ['hardware.memory_gib=12', "trace.path='mine (1)'"]
+    >>> spoken(verb_of("run"), ["output_dir=2026_11_28"])  # else the number 20261128
+    ["output_dir='2026_11_28'"]
     >>> spoken(verb_of("frontier"), ["machine=rtx3060_pcie4"])
     ['hardware=rtx3060_pcie4']
     """
     meant = dict(meanings(verb))
+    is_many = verb.sweeps or bool(set(SWEEPS) & set(words))
     is_section = verb.config and verb.option(KEYS[0][1]) is None
     found = []
     for word in words:
@@ -51,17 +65,39 @@ def spoken(verb: Verb, words: Sequence[str]) -> list[str]:
         own = meant.get(f"{key}{equals}")
         if (key == KEYS[0][1] and is_section) or (key.startswith(f"{KEYS[0][1]}.") and verb.config):
             word = in_configuration(word)
-        if key == "trace.path" or (key == "output_dir" and verb.is_hydra):
-            word = f"{key}={','.join(map(_path, text.split(',')))}"
+        if (key == "trace.path" and text != "null") or (key in FOLDERS and verb.is_hydra):
+            word = f"{key}={','.join(map(_path, paths(text, is_many)))}"
         found.append(word if own is None else f"{own}{text}")
     return found
 
 
-def _path(text: str) -> str:
-    """A path with the letters and brackets that Hydra takes from no word without quotes; else as it
-    is.
+def paths(text: str, is_many: bool = True) -> list[str]:
+    """The paths in the value of a word: several have commas between them, if there may be several and
+    no folder has the whole for its name.
+
+    >>> paths("a,b"), paths("a,b", False), paths("a,'b,c'")
+    (['a', 'b'], ['a,b'], ['a', "'b,c'"])
     """
-    return quoted(text) if PATH.fullmatch(text) else text
+    # A name may be longer than a path can be: Path.exists would raise.
+    if not is_many or OF_HYDRA.fullmatch(text) or os.path.exists(text):
+        return [text]
+    return ONE_OF.findall(text)
+
+
+def _path(text: str) -> str:
+    """A path as Hydra reads it: in quotes where it has signs of Hydra's own, or is a number."""
+    is_word = text.lower() in WORDS_OF_YAML or _is_number(text)
+    is_plain = PLAIN.fullmatch(text) and not is_word
+    as_it_is = is_plain or OF_HYDRA.fullmatch(text) or QUOTED.fullmatch(text)
+    return text if as_it_is else quoted(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_configuration(word: str) -> str:

@@ -11,16 +11,14 @@ from pathlib import Path
 
 from sim.process.drivers import has_cuda
 from sim.values.fields import HEADER_FILE
-from sim.values.places import ROOT, is_free, words_for
+from sim.values.places import ROOT, is_free, unquoted, words_for
 from sim.verbs.names import chosen, lost, names, nearest, of_file, run_of, section, sections
-from sim.verbs.synonyms import meanings, spoken
+from sim.verbs.synonyms import OF_HYDRA, meanings, paths, spoken
 from sim.verbs.table import by_words
 from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
 """One name, or several with commas; other texts are of Hydra's grammar, which Hydra reads."""
-PATHS = re.compile(r"[\w.\-/~ ()]+(,[\w.\-/~ ()]+)*")
-"""One path, or several with commas."""
 NEW_NAME = re.compile(r"[a-z0-9_]+")
 OUTSIDE = ("hydra",)
 """Sections that no file of ``conf/`` has to name."""
@@ -153,7 +151,7 @@ def _check_folder(
     all runs of a sweep would share; and for one that would be emptied of what is to be read.
     """
     given = {**{word.partition("=")[0]: word.partition("=")[2] for word in overrides}, **own}
-    option, place = verb.option("output_dir"), given.get("output_dir", "").strip("'")
+    option, place = verb.option("output_dir"), unquoted(given.get("output_dir", ""))
     if place and Path(place).is_file():
         raise ValueError(f"output_dir={place} is a file; name a folder")
     if place and verb.sweeps and verb.is_hydra and not {",", "$"} & set(place):
@@ -161,14 +159,17 @@ def _check_folder(
             f"output_dir={place} is one folder, and each run of a sweep needs its own: say"
             f" hydra.sweep.dir={place}, or leave the word out"
         )
-    swept = given.get("hydra.sweep.dir", "").strip("'")
+    swept = unquoted(given.get("hydra.sweep.dir", ""))
     if verb.sweeps and swept and given.get("overwrite") != "yes" and not is_free(Path(swept)):
         # Its runs would be refused one by one, and a table of none of them take the place of theirs.
-        raise ValueError(f"hydra.sweep.dir={swept} is not empty; choose another one")
+        raise ValueError(
+            f"hydra.sweep.dir={swept} is not empty; choose another one, or add overwrite=yes (a study"
+            " of the same words goes on where it was stopped)"
+        )
     if place and given.get("overwrite") == "yes":
         folder = Path(place).resolve()
         texts = [*places, *(text for key, text in given.items() if key != "output_dir")]
-        for path in (text.strip("'") for text in texts):
+        for path in map(unquoted, texts):
             # A name may be longer than a path can be: Path.exists would raise.
             if path and os.path.exists(path) and Path(path).resolve().is_relative_to(folder):
                 raise ValueError(
@@ -291,8 +292,9 @@ def _check_trace(text: str) -> None:
     """Raise ValueError for the path of a trace that is not there. As a run does, look from the
     working directory, then from the project.
     """
-    text = re.sub(r"(^|,)'([^',]*)'(?=,|$)", r"\1\2", text)
-    for place in text.split(",") if PATHS.fullmatch(text) else ():
+    # What still has signs of Hydra's own is Hydra's to read.
+    plain = () if not text or text == "null" or OF_HYDRA.fullmatch(text) else paths(text)
+    for place in map(unquoted, plain):
         there = [base / place for base in (Path(), ROOT) if (base / place).is_dir()]
         if not there or not (there[0] / HEADER_FILE).is_file():
             what = f"it has no {HEADER_FILE}" if there else "there is no such file or folder"

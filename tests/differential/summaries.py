@@ -48,7 +48,7 @@ class MeasuredWorkload(ScenarioWorkload):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         self.parts: list[Sequence[Any]] = []
-        self.split = "all"
+        self.split, self.lengths = "all", Lengths(None, None)
         batching = scenario.batching
         self.batching = batching.kind if batching is not None else "recorded"
         self.together = batching.size if batching is not None else 1

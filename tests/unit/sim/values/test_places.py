@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sim.values import places
 from sim.values.code import files_digest
@@ -70,3 +71,27 @@ def test_a_file_that_no_run_finds_is_told_with_the_place_where_one_would(
         assert places.words_for(path, "hardware") == f"{there}  # once it lies in mine/hardware"
     assert places.words_for(Path("mine/hardware/own.yaml"), "hardware") == there
     assert places.words_for(places.CONF / "hardware" / "own.yaml", "hardware") == "hardware=own"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026_11_28",
+        "a=b",
+        "a,b",
+        "it's",
+        "'",
+        "''",
+        "a\\",
+        r"a\'b",
+        "[x]",
+        "{a: 1}",
+        "€ ü",
+        " a ",
+        "",
+    ],
+)
+def test_hydra_reads_a_quoted_text_as_it_was(text: str) -> None:
+    word = OverridesParser.create().parse_override(f"key={places.quoted(text)}")
+    assert str(word.value()) == text
+    assert places.unquoted(places.quoted(text)) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,13 +48,50 @@ def test_the_questions_take_the_words_that_other_verbs_have_for_them() -> None:
 
 def test_paths_get_the_quotes_without_which_hydra_does_not_read_them() -> None:
     run, ask = verb_of("run"), verb_of("ask")
-    for text in ("mine", "a b", "a,b", "'größe'", "glob(*)", "[a]", "../x", ""):
+    for text in (
+        "mine",
+        "a b",
+        "'größe'",
+        "glob(*)",
+        "../x",
+        "",
+        "null",
+        "${model.name}/x",
+        '"a=b"',
+    ):
         assert spoken(run, [f"trace.path={text}"]) == [f"trace.path={text}"]
-    for text in ("größe", "mine (1)", "a b/ü (2)/c"):
+    for text in ("größe", "mine (1)", "a b/ü (2)/c", "€", "a=b", "[a]", "a{b", "~/x", "a#b", " a"):
         assert spoken(run, [f"trace.path={text}"]) == [f"trace.path='{text}'"]
         assert spoken(run, [f"output_dir={text}"]) == [f"output_dir='{text}'"]
         assert spoken(ask, [f"output_dir={text}"]) == [f"output_dir={text}"], "Hydra never sees it"
-    assert spoken(run, ["trace.path=a,ü"]) == ["trace.path=a,'ü'"]
+    assert spoken(run, ["output_dir=it's"]) == [r"output_dir='it\'s'"]
+
+
+def test_a_folder_whose_name_is_a_number_or_no_text_keeps_its_name() -> None:
+    """Hydra read 2026_11_28 as 20261128, 1e3 as 1000.0, and null as None."""
+    run, sweep = verb_of("run"), verb_of("sweep")
+    for text in ("2026_11_28", "1e3", "1.50", "nan", "-1", "null", "True"):
+        assert spoken(run, [f"output_dir={text}"]) == [f"output_dir='{text}'"]
+        assert spoken(sweep, [f"hydra.sweep.dir={text}"]) == [f"hydra.sweep.dir='{text}'"]
+
+
+def test_a_comma_parts_paths_where_there_may_be_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, sweep = verb_of("run"), verb_of("sweep")
+    assert spoken(run, ["output_dir=a,b"]) == ["output_dir='a,b'"]
+    assert spoken(sweep, ["trace.path=a,ü,'b,c'"]) == ["trace.path=a,'ü','b,c'"]
+    assert spoken(run, ["-m", "trace.path=a,ü"]) == ["-m", "trace.path=a,'ü'"]
+    monkeypatch.chdir(tmp_path)
+    Path("a,ü").mkdir()
+    assert spoken(sweep, ["trace.path=a,ü"]) == ["trace.path='a,ü'"]
+
+
+def test_words_stay_what_they_are_when_they_are_spoken_again() -> None:
+    sweep = verb_of("sweep")
+    for text in ("it's", "a,b=c", r"a\'", "'", "(", "1,2"):
+        once = spoken(sweep, [f"trace.path={text}"])
+        assert spoken(sweep, once) == once
 
 
 def test_a_command_gets_the_words_as_it_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
