@@ -33,6 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from real.calibration.calibration import Asked, calibrate
 from real.calibration.facts import Facts
 from real.calibration.fit import fit_line
+from sim.process.files import write_whole
 from sim.process.interrupts import telling
 from sim.process.progress import saying
 from sim.values.places import machine_file, words_for
@@ -87,8 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = parse(arguments)
         with saying(f"calibrating {asked.name}") as say:
             text, facts = calibrate(asked, say)
-        asked.output.parent.mkdir(parents=True, exist_ok=True)
-        asked.output.write_text(text, encoding="utf-8")
+        write_whole(asked.output, text)
     except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -63,6 +63,7 @@ from sim.answers.engine_log import (
 from sim.answers.strata_log import machine_text, rates_of, read_report
 from sim.machine.hardware import Hardware
 from sim.machine.precision import PRECISIONS
+from sim.process.files import write_whole
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.residency_log import read_log as read_residency
@@ -363,13 +364,11 @@ def main(arguments: Sequence[str]) -> int:
         request = parse(arguments)
         if request.trace is not None or not request.columns:
             text, told = (calibrate_lanes if request.trace is not None else from_report)(request)
-            request.output.parent.mkdir(parents=True, exist_ok=True)
-            request.output.write_text(text, encoding="utf-8")
+            write_whole(request.output, text)
             print(f"{request.output}: {told}")
             return 0
         text, fit, memory = calibrate(request)
-        request.output.parent.mkdir(parents=True, exist_ok=True)
-        request.output.write_text(text, encoding="utf-8")
+        write_whole(request.output, text)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from rich.table import Table
 from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config, not_read, read_config
 from sim.machine.precision import AS_STORED, PRECISIONS
+from sim.process.files import write_whole
 from sim.setup.own_gates import has_gates, lacking
 from sim.values.places import words_for
 from sim.values.units import GIB
@@ -116,8 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         if output is None:
             print(text, end="")
         else:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(text, encoding="utf-8")
+            write_whole(output, text)
             print(f"{output}; next: moelab ask machine=rtx4090_pcie4 {words_for(output, 'model')}")
             if not has_gates(model):
                 print(f"first: {lacking(model)}; docs/ask.md (A model of another shape) has ways")

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import tokenize
 import zipfile
 import zlib
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.requires import Shape
+from sim.process.files import write_whole
 from sim.values.fields import TraceError, load_object
 
 SCHEMA = 1
@@ -82,11 +82,9 @@ def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
     }
     text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
     place = folder / f"{name}.json"
-    for file, content in ((folder / f"{name}.npz", packed), (place, text.encode())):
-        # Beside it first: another process may read the fit that is there.
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_bytes(content)
-        part.replace(file)
+    # Another process may read the fit that is there.
+    write_whole(folder / f"{name}.npz", packed)
+    write_whole(place, text)
     return place
 
 

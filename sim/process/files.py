@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import json
+import os
+import secrets
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a full share of one, and a file that is larger than files may be."""
 OF_DISK = ("os error", "transport error")
 """What polars' errors have in them where a file cannot be written."""
+
+
+DRAFT = ".draft."
+"""What stands behind a name in that of a file or folder in which its content is made."""
 
 
 class NotWrittenError(OSError):
@@ -40,3 +49,74 @@ def writing(path: Path) -> Iterator[None]:
         if not is_full and not any(word in str(error) for word in OF_DISK):
             raise
         raise NotWrittenError(f"{path} cannot be written ({error})") from error
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write ``content`` into the file ``path``, whole or not at all: what is there stays until then.
+
+    Raise `NotWrittenError` where there is no room for it.
+    """
+    place = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
+    with writing(path):
+        if place.exists() and not place.is_file():  # such as /dev/stdout
+            place.write_bytes(data)
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with draft_of(place) as draft:
+            draft.write_bytes(data)
+            if place.exists():
+                shutil.copymode(place, draft)
+            os.replace(draft, place)
+
+
+@contextmanager
+def draft_of(place: Path, is_folder: bool = False) -> Iterator[Path]:
+    """A new file or folder beside ``place``, in which its content is made; the block renames it.
+
+    What the block leaves is removed when it ends, and what killed processes left before it begins.
+    A lock says that the process of a draft still lives.
+    """
+    for left in place.parent.glob(f".{glob.escape(place.name)}{DRAFT}*"):
+        _remove_left(left)
+    draft, handle = _held(place, is_folder)
+    try:
+        yield draft
+    finally:
+        _remove(draft)
+        os.close(handle)
+
+
+def _held(place: Path, is_folder: bool) -> tuple[Path, int]:
+    """A new draft of ``place``, and the file descriptor that has its lock."""
+    while True:
+        draft = place.with_name(f".{place.name}{DRAFT}{secrets.token_hex(4)}")
+        if is_folder:
+            draft.mkdir()
+        else:
+            draft.touch(exist_ok=False)
+        # Another process may take it for one that was left, until it is locked.
+        with suppress(FileNotFoundError):
+            handle = os.open(draft, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if draft.exists():
+                return draft, handle
+            os.close(handle)
+
+
+def _remove_left(draft: Path) -> None:
+    with suppress(OSError):
+        handle = os.open(draft, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(draft)
+        finally:
+            os.close(handle)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sim.process.files import write_whole
 from sim.reproduce import keys
 from sim.reproduce.durations import Timing
 from sim.reproduce.measured import Measured, measure
@@ -126,7 +126,7 @@ def run_job(job: Job, folder: Path) -> bool:
             save(path, measure(config, job.trace_dir, job.timing))
         except ValueError as error:
             raise ArmError(f"{' '.join(job.arm.words)} on {job.trace_dir.name}: {error}") from error
-    _write(job.known(folder), key)
+    write_whole(job.known(folder), key)
     return is_new
 
 
@@ -167,14 +167,7 @@ def _give_fit(predictor: dict[str, Any], fits: Mapping[str, Path]) -> str | None
 
 def save(path: Path, measured: Measured) -> None:
     """Write a result to ``path``, whole or not at all."""
-    _write(path, json.dumps(asdict(measured)) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(asdict(measured)) + "\n")
 
 
 def load(path: Path) -> Measured:

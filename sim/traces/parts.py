@@ -56,9 +56,7 @@ def write_trace_parts(
         tables[forecasts_file(norm)] = []
 
     def write_routes(place: Path) -> None:
-        with tempfile.TemporaryDirectory(
-            prefix=f".{Path(directory).name}.", dir=place.parent.parent
-        ) as scratch:
+        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
             columns = _Columns(Path(scratch), header, num_rows)
             for part in parts:
                 columns.add(part)

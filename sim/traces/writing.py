@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Literal
 
 import polars as pl
 
-from sim.process.files import writing
+from sim.process.files import draft_of, write_whole, writing
 from sim.traces.checks import check_rows
 from sim.traces.header import COUNTS_FILE, ROUTES_FILE, Finding, Header, forecasts_file
 from sim.traces.header_text import check_header, check_path, parse_header
@@ -98,8 +96,7 @@ def publish(
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with draft_of(target, is_folder=True) as building:
         write_routes(building / ROUTES_FILE)
         for path, content in extra_files.items():
             _write_extra(building, path, content)
@@ -109,10 +106,7 @@ def publish(
         text = header.to_json()
         parse_header(text)
         (building / HEADER_FILE).write_text(text, encoding="utf-8")
-        building.chmod(0o755)
         os.rename(building, target)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return header
 
 
@@ -128,17 +122,7 @@ def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header
     text = header.to_json()
     parse_header(text)
     place = root / HEADER_FILE
-    with tempfile.NamedTemporaryFile(
-        "w", dir=root, prefix=f".{HEADER_FILE}.", encoding="utf-8", delete=False
-    ) as draft:
-        try:
-            draft.write(text)
-            draft.close()
-            shutil.copymode(place, draft.name)
-            os.replace(draft.name, place)
-        except BaseException:
-            os.unlink(draft.name)
-            raise
+    write_whole(place, text)
     return header
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 from polars.exceptions import ColumnNotFoundError, ComputeError
 
-from sim.process.files import NotWrittenError, write_json, writing
+from helpers.listed import names
+from sim.process.files import NotWrittenError, draft_of, write_json, write_whole, writing
 from sim.results.outputs import _write_table
+from sim.values.places import ROOT
 
 FULL = Path("/dev/full")
 """A file on a disk without room."""
@@ -54,3 +60,67 @@ def test_an_error_of_a_full_disk_names_what_is_written(error: Exception, told: s
     """Neither Python nor polars names a file then: commands ended with no more than "No space"."""
     with pytest.raises(OSError, match=told), writing(FULL):
         raise error
+
+
+def test_a_file_is_written_whole_with_the_folders_around_it(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b.yaml"
+    write_whole(place, "ü: 1\n")
+    assert place.read_text(encoding="utf-8") == "ü: 1\n"
+    place.chmod(0o640)
+    (tmp_path / "link.yaml").symlink_to(place)
+    write_whole(tmp_path / "link.yaml", b"new")
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert place.read_bytes() == b"new"
+    assert place.stat().st_mode & 0o777 == 0o640
+    assert names(tmp_path) == ["a", "a/b.yaml", "link.yaml"]
+    write_whole(Path("/dev/null"), "gone")
+
+
+def test_a_file_stays_where_the_disk_has_no_room_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine's file that somebody had was cut off in the middle."""
+    place = tmp_path / "mine.yaml"
+    place.write_text("whole")
+
+    def half(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(NotWrittenError, match=r"mine.yaml cannot be written .*No space"):
+        write_whole(place, "another")
+    assert place.read_text() == "whole"
+    assert names(tmp_path) == ["mine.yaml"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sim.process.files import draft_of
+
+with draft_of(Path(sys.argv[1]), sys.argv[2] == "folder") as draft:
+    (draft / "part" if draft.is_dir() else draft).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_goes_when_the_next_one_writes_and_what_another_writes_stays(
+    tmp_path: Path, kind: str
+) -> None:
+    """A trace of gigabytes stayed beside its place for good, under a hidden name."""
+    place = tmp_path / "mine [1]"
+    (tmp_path / ".mine [1].other").touch()
+    command = [sys.executable, "-c", KILLED, str(place), kind]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob("*.draft.*")
+    with (
+        draft_of(place, kind == "folder") as first,
+        draft_of(place, kind == "folder") as second,
+    ):
+        assert {*tmp_path.glob("*.draft.*")} == {first, second}
+        assert left not in (first, second)
+    assert names(tmp_path) == [".mine [1].other"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,10 +56,21 @@ def test_a_new_place_or_an_empty_one_is_taken_with_its_parents_made(tmp_path: Pa
     assert read_header(place) == header
     assert sorted(header.files) == ["routes.parquet", "x/y/notes.txt"]
     assert (place / "x" / "y" / "notes.txt").read_bytes() == b"one"
-    assert place.stat().st_mode & 0o777 == 0o755
+    mask = os.umask(0o077)
+    os.umask(mask)
+    assert place.stat().st_mode & 0o777 == 0o777 & ~mask
     # Others may be written beside it.
     write_trace(tmp_path / "a" / "b" / "more", make_trace())
     assert sorted(path.name for path in place.parent.iterdir()) == ["more", "out"]
+
+
+def test_what_a_killed_command_left_of_a_trace_goes_when_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".out.draft.ab12").mkdir()
+    (tmp_path / ".out.draft.ab12" / "routes.parquet").touch()
+    write_trace(tmp_path / "out", make_trace())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_wrong_header_is_refused_before_wrong_rows_and_nothing_is_left(tmp_path: Path) -> None:
