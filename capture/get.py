@@ -48,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         name, request, _ = parse(
             [f"format={wanted.format}", f"path={file}", f"output_dir={output_dir}", *options]
         )
-        with own_folder(output_dir, overwrite=given.own.get("overwrite") == "yes"):
+        overwrite = given.own.get("overwrite") == "yes"
+        with own_folder(output_dir, overwrite, at_once=True):
             header = import_into(name, request, output_dir, lambda items, _: items)
     except (ValueError, OSError, ImportFailure, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         begun = time.monotonic()
         with (
-            own_folder(output_dir, overwrite) if overwrite else nullcontext(),
+            own_folder(output_dir, overwrite, at_once=True) if overwrite else nullcontext(),
             Shown() as progress,
         ):
             header = import_into(

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             progress=lambda numbers: tracked(numbers, "synthesising"),
         )
-        with own_folder(output_dir, overwrite) if overwrite else nullcontext():
+        with own_folder(output_dir, overwrite, at_once=True) if overwrite else nullcontext():
             header = write_trace(output_dir, synthetic.trace, hidden_files(synthetic))
     except (ValueError, OSError) as error:
         print(f"synthesize: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,7 +44,7 @@ from real.suite.pairs_page import HEAD, all_lines, cells, draw, line_cells, mark
 from sim.machine.hardware import NEVER
 from sim.machine.validated import Validated
 from sim.process.printing import print_text
-from sim.results.folders import check_writable
+from sim.results.folders import own_folder
 from sim.verbs.names import names, of_file
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -59,13 +60,13 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     try:
         given, words = _parsed(arguments)
-        if "output_dir" in given:
-            check_writable(Path(given["output_dir"]))
-        pairs, told = _gathered(given, words)
-        if "control" in given:
-            pairs = controlled(pairs, given["control"])
-        if "output_dir" in given:
-            _write(Path(given["output_dir"]), pairs)
+        place = Path(given["output_dir"]) if "output_dir" in given else None
+        with own_folder(place) if place else nullcontext():
+            pairs, told = _gathered(given, words)
+            if "control" in given:
+                pairs = controlled(pairs, given["control"])
+            if place:
+                _write(place, pairs)
     except (ValueError, OSError, KeyError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2

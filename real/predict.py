@@ -47,7 +47,7 @@ from real.suite.prediction import (
     write_machine,
 )
 from sim.process.printing import print_text
-from sim.results.folders import check_writable
+from sim.results.folders import own_folder
 from sim.results.labels import told
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -61,12 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         given, words = _parsed(arguments)
         with tempfile.TemporaryDirectory() as made:
             place = Path(given["output_dir"]) if "output_dir" in given else Path(made)
-            if "output_dir" in given:
-                check_writable(place)
-            rows = _rows(given, words, place)
-            found = lines(rows, noise_of(Path(given["data"])))
-            labels = told(named(Path(given["data"])))
-            if "output_dir" in given:
+            with own_folder(place):
+                rows = _rows(given, words, place)
+                found = lines(rows, noise_of(Path(given["data"])))
+                labels = told(named(Path(given["data"])))
                 content = {
                     "rows": [asdict(row) | {"error": row.error} for row in rows],
                     "lines": [asdict(line) for line in found],

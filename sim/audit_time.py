@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from sim.answers.time_parts import Tables
 from sim.engine.simulate import simulate
 from sim.process.files import write_json
 from sim.process.printing import print_text
-from sim.results.folders import check_writable
+from sim.results.folders import own_folder
 from sim.results.frames import Frames
 from sim.results.labels import Labels, caption, labels_of
 from sim.results.run import Run
@@ -51,11 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     words = [word for word in rest if not word.startswith(OWN)]
     kept = [word.removeprefix(OWN) for word in rest if word.startswith(OWN)]
     try:
-        if kept:
-            check_writable(Path(kept[-1]))
-        found, title, labels = audit(Path(folder), words)
-        if kept:
-            write(Path(kept[-1]), found, title, labels)
+        place = Path(kept[-1]) if kept else None
+        with own_folder(place) if place else nullcontext():
+            found, title, labels = audit(Path(folder), words)
+            if place:
+                write(place, found, title, labels)
     except (ValueError, OSError, OmegaConfBaseException) as error:
         print(f"error: {str(error).strip()}", file=sys.stderr)
         return 2

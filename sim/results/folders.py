@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim.process.files import writing
 from sim.process.interrupts import held_back
-from sim.values.places import is_free
+from sim.values.places import UNFINISHED, is_free, is_unfinished
 
 BUILDING = ".building."
 """What the name of the folder begins with in which a run's files are made."""
@@ -74,19 +74,40 @@ def _take(directory: Path) -> int | None:
 
 def folder_for(words: Mapping[str, str], default: Path) -> Path:
     """The folder of a command's results: ``output_dir`` of its words, else ``default``, or the
-    first of ``default-2``, ``default-3`` .. that is absent or empty.
+    first of ``default-2``, ``default-3`` .. that is absent or empty, and that nobody writes into.
     """
     if "output_dir" in words:
         return Path(words["output_dir"])
     if words.get("overwrite") == "yes":
         return default
     later = (default.with_name(f"{default.name}-{number}") for number in count(2))
-    return next(place for place in chain([default], later) if is_free(place))
+    return next(
+        place for place in chain([default], later) if is_free(place) and not _is_held(place)
+    )
+
+
+def _is_held(directory: Path) -> bool:
+    """Whether another process has the lock of a folder."""
+    with suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False
 
 
 @contextmanager
-def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
+def own_folder(
+    directory: Path, overwrite: bool = False, *, at_once: bool = False
+) -> Iterator[None]:
     """Lock an empty ``directory`` and empty it again if the block raises.
+
+    `UNFINISHED` lies in it while the block writes. So what a process that was killed has left is not
+    taken for whole, and is removed here first. Not so with ``at_once``: the block puts all of its
+    results there in one step.
 
     With ``overwrite`` the folder need not be empty: what is in it goes aside first, to NAME`ASIDE`,
     and comes back if the block raises. After a process that was killed it comes back here, before
@@ -101,12 +122,17 @@ def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
                         f"output_dir={directory} has its results again, which a killed command had"
                         " put aside; choose another one, or add overwrite=yes"
                     )
+                if is_unfinished(directory):
+                    _empty(directory)
                 if overwrite:
                     _put_aside(directory)
                 check_writable(directory)
                 is_own = True
+                if not at_once:
+                    (directory / UNFINISHED).touch()
             with writing(directory):
                 yield
+            (directory / UNFINISHED).unlink(missing_ok=True)
         except BaseException:
             if is_own:
                 _empty(directory)

@@ -22,6 +22,8 @@ ASSETS = ROOT / "capture" / "assets"
 """The bundled models, traces, fits and prompts."""
 PRESETS = ROOT / "capture" / "presets"
 """The synthesiser's presets."""
+UNFINISHED = ".unfinished"
+"""A file in a folder of results while a command writes them. Where it stays the command was killed."""
 WORDS_OF_YAML = ("null", "true", "false", "nan", "inf")
 QUOTED = re.compile(r"'([^'\\]|\\+[^\\])*\\*'")
 """A text in quotes. A quote inside has a backslash before it."""
@@ -89,5 +91,14 @@ def words_for(file: Path, group: str) -> str:
 
 
 def is_free(directory: Path) -> bool:
-    """Whether results can go there without touching others: it is absent, or an empty folder."""
-    return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+    """Whether results can go there without touching others: it is absent, an empty folder, or has
+    only what a killed command left unfinished.
+    """
+    if not directory.exists():
+        return True
+    return directory.is_dir() and (is_unfinished(directory) or not any(directory.iterdir()))
+
+
+def is_unfinished(directory: Path) -> bool:
+    """Whether a command is writing results there, or was killed while it did."""
+    return directory.is_dir() and (directory / UNFINISHED).exists()

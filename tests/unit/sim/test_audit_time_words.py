@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,14 +90,16 @@ def test_the_command_prints_table_and_sentence_and_writes_where_it_is_told(
 ) -> None:
     heard, told = Heard(), list[Any]()
     monkeypatch.setattr(command, "Console", lambda: heard)
-    monkeypatch.setattr(command, "check_writable", lambda place: told.append(("check", place)))
+    monkeypatch.setattr(
+        command, "own_folder", lambda place: told.append(("own", place)) or nullcontext()
+    )
     monkeypatch.setattr(command, "write", lambda *of: told.append(("write", *of)))
     monkeypatch.setattr(
         command, "audit", lambda *of: told.append(("audit", *of)) or (FOUND, "t", Labels())
     )
     assert command.main(["there", "hardware=h", *own, "seed=2"]) == 0
     audited = ("audit", Path("there"), ["hardware=h", "seed=2"])
-    written = [("check", Path("b")), audited, ("write", Path("b"), FOUND, "t", Labels())]
+    written = [("own", Path("b")), audited, ("write", Path("b"), FOUND, "t", Labels())]
     assert told == (written if own else [audited])
     assert [str(table.title) for table in heard.tables] == ["t"]
     assert heard.lines == [sentence(FOUND)]

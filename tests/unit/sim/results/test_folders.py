@@ -12,7 +12,7 @@ import pytest
 
 from helpers.listed import names
 from sim.results.folders import check_writable, folder_for, forget, locked, own_folder
-from sim.values.places import ROOT
+from sim.values.places import ROOT, is_free, is_unfinished
 
 
 def test_a_folder_of_results_is_the_one_named_or_the_first_that_is_free(tmp_path: Path) -> None:
@@ -27,6 +27,10 @@ def test_a_folder_of_results_is_the_one_named_or_the_first_that_is_free(tmp_path
     assert folder_for({"overwrite": "yes"}, default) == default
     (tmp_path / "runs-3").mkdir()
     assert folder_for({}, default) == tmp_path / "runs-3"
+    (default / ".unfinished").touch()
+    assert folder_for({}, default) == default, "what is there was left by a killed command"
+    with locked(default):
+        assert folder_for({}, default) == tmp_path / "runs-3"
 
 
 def test_a_folder_that_is_not_empty_or_no_folder_is_refused(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def stopped(place: Path, overwrite: bool = False) -> None:
     """Write into a folder of results, and be stopped; what is in it has gone aside."""
     try:
         with own_folder(place, overwrite):
-            assert names(place) == []
+            assert names(place) == [".unfinished"]
             aside = [path.name for path in place.parent.iterdir() if path != place]
             assert aside == ["place.before-overwrite"] * overwrite
             write(place)
@@ -207,3 +211,42 @@ def test_a_process_that_is_killed_behind_its_work_leaves_the_new_results(tmp_pat
     with pytest.raises(OSError, match="it is not empty"), own_folder(place):
         pass
     assert names(place) == ["file"]
+
+
+KILLED_WITHOUT = """
+import os, signal, sys
+from pathlib import Path
+from sim.results.folders import own_folder
+
+with own_folder(Path(sys.argv[1])):
+    (Path(sys.argv[1]) / "half").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+# Contracts: C132
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_the_half_that_a_killed_process_left_is_known_and_makes_room_for_the_same_command(
+    overwrite: bool, tmp_path: Path
+) -> None:
+    """frontier, export, report and others left a part of their files, which stood for all of them."""
+    place = tmp_path / "place"
+    command = [sys.executable, "-c", KILLED_WITHOUT, str(place)]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert names(place) == [".unfinished", "half"]
+    assert is_unfinished(place)
+    assert is_free(place)
+    with own_folder(place, overwrite):
+        assert names(place) == [".unfinished"]
+        (place / "whole").touch()
+    assert names(tmp_path) == ["place", "place/whole"]
+    assert not is_unfinished(place)
+
+
+def test_a_block_that_puts_its_folder_there_at_once_finds_it_empty(tmp_path: Path) -> None:
+    place, draft = tmp_path / "place", tmp_path / "draft"
+    filled(draft)
+    with own_folder(place, at_once=True):
+        draft.rename(place)
+    assert names(tmp_path) == ["place", "place/deep", "place/deep/old", "place/link"]
