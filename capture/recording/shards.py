@@ -8,6 +8,7 @@ capture is continued by mistake.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from capture.models.discover import CaptureError
 
 RUN_FILE = "run.json"
+LOCK_FILE = "lock"
 AGAIN = "remove it, and it is recorded again"
 
 
@@ -37,7 +39,24 @@ class Shards:
         self.directory = output_dir.parent / f".{output_dir.name}.capture"
         self._known: set[str] = set()
         """Shards that this object wrote or compared with their digests."""
+        self._lock = self._locked(output_dir)
         self._tell(json.loads(json.dumps(identity)))
+
+    def _locked(self, output_dir: Path) -> int:
+        """The file of the shards' lock, which is held until all are removed, or this process ends."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(lock)
+            raise CaptureError(
+                f"output_dir={output_dir} is being captured into by another process; wait for that"
+                " one, or choose another folder"
+            ) from None
+        except OSError:
+            pass  # the file system has no locks: go on without
+        return lock
 
     def _tell(self, identity: dict[str, Any]) -> None:
         place = self.directory / RUN_FILE
@@ -57,7 +76,6 @@ class Shards:
                     f" {', '.join(keys)}; finish that one, choose another output_dir, or remove it"
                 )
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
         self._replace(place, json.dumps(identity, indent=1, sort_keys=True).encode())
 
     def has(self, name: str) -> bool:
@@ -115,6 +133,7 @@ class Shards:
     def remove(self) -> None:
         """Delete all shards, once the capture is complete."""
         shutil.rmtree(self.directory)
+        os.close(self._lock)
 
     def _opened(self, name: str) -> Any:
         try:
@@ -130,8 +149,15 @@ class Shards:
 
     def _replace(self, place: Path, content: bytes) -> None:
         draft = place.with_name(f"{place.name}.draft")
-        with draft.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(draft, place)
+        try:
+            with draft.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(draft, place)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise CaptureError(
+                f"{place} cannot be written ({error.strerror}); finished sequences are kept: make"
+                " room, and the same command goes on from there"
+            ) from error

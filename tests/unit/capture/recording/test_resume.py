@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -187,3 +188,46 @@ def test_a_shard_that_was_altered_is_refused_with_the_way_out(tmp_path: Path) ->
     again.save("a", {"x": torch.zeros(64)}, {})
     assert place.read_bytes() == whole
     assert Shards(tmp_path / "trace", {"model": "one"}).has("a")
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from capture.recording.shards import Shards
+
+shards = Shards(Path(sys.argv[1]), {"seed": 1})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_that_another_capture_records_into_is_refused(tmp_path: Path) -> None:
+    """Of two at once one removed the shards that the other still read, which failed at its end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(tmp_path / "out")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(CaptureError, match=r"out is being captured into by another process"):
+            Shards(tmp_path / "out", {"seed": 1})
+        other.communicate()
+    assert not Shards(tmp_path / "out", {"seed": 1}).has("a")
+
+
+def test_a_full_disk_is_named_and_takes_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback, and the half of a shard stayed."""
+    shards = Shards(tmp_path / "out", {"seed": 1})
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CaptureError, match=r"cannot be written \(No space .* goes on from there"):
+        shards.save("a", {"x": torch.zeros(2)}, {})
+    assert not shards.has("a")
+    assert [*shards.directory.glob("*.draft")] == []
