@@ -28,7 +28,7 @@ from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.machine.precision import in_four_bits
 from sim.process.files import write_json
 from sim.process.interrupts import telling
-from sim.process.orphans import leave_with_parent
+from sim.process.orphans import leave_with_parent, naming_killed_workers
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.folders import folder_for, own_folder
@@ -101,6 +101,7 @@ def _ask(words: Words) -> Found:
     context = multiprocessing.get_context("spawn")
     target = float(own["target"]) if "target" in own else None
     with (
+        naming_killed_workers("nothing was written; give the same words again"),
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
         Shown() as bar,
     ):

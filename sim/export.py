@@ -30,7 +30,7 @@ from sim.answers.serving_words import points_of, replay_command, told_of
 from sim.machine.precision import in_four_bits
 from sim.process.files import write_json
 from sim.process.interrupts import telling
-from sim.process.orphans import leave_with_parent
+from sim.process.orphans import leave_with_parent, naming_killed_workers
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.folders import folder_for, own_folder
@@ -125,6 +125,7 @@ def _trying(what: str) -> Iterator[Callable[[Sequence[str]], Future[Trial]]]:
     """Simulate trials in processes of their own, and show how many are done."""
     context = multiprocessing.get_context("spawn")
     with (
+        naming_killed_workers("nothing was written; give the same words again"),
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
         Shown() as bar,
     ):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 
@@ -24,3 +27,15 @@ def leave_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def naming_killed_workers(way_on: str) -> Iterator[None]:
+    """Raise ChildProcessError, with ``way_on``, where a process of the block's pool was killed."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a process at work for this command was killed from outside, or by the system for want of"
+            f" memory; {way_on}"
+        ) from None

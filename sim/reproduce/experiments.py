@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sim.process.orphans import leave_with_parent
+from sim.process.orphans import leave_with_parent, naming_killed_workers
 from sim.reproduce import arms
 from sim.reproduce.arms import Arm, ArmError, Job, expand
 from sim.reproduce.identities import model
@@ -229,7 +229,10 @@ class Runner:
         if self.processes <= 1 or len(jobs) <= 1:
             yield from ((job.arm, *_work(job, self.folder)) for job in jobs)
             return
-        with ProcessPoolExecutor(self.processes, get_context("spawn"), leave_with_parent) as pool:
+        with (
+            naming_killed_workers("what is finished is kept, and the same words go on"),
+            ProcessPoolExecutor(self.processes, get_context("spawn"), leave_with_parent) as pool,
+        ):
             futures = {pool.submit(_work, job, self.folder): job.arm for job in jobs}
             try:
                 for future in as_completed(futures):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
-from multiprocessing import Pipe
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import Pipe, get_context
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +73,13 @@ def test_a_process_ends_with_1_when_its_parent_is_gone_and_runs_on_without_one(
     assert handled == [signal.SIGINT]
     assert set(threading.enumerate()) <= before
     ours.close()
+
+
+def test_a_killed_worker_is_named_with_the_way_on() -> None:
+    """reproduce, ask and export ended in a traceback of a broken pool."""
+    with (
+        pytest.raises(ChildProcessError, match=r"was killed from outside, .*; go on$"),
+        orphans.naming_killed_workers("go on"),
+        ProcessPoolExecutor(1, get_context("spawn")) as pool,
+    ):
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
