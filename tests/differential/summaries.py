@@ -31,6 +31,7 @@ from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, PREFILL, ModelShape, TraceSequence
 from sim.values.types import Step as RunStep
 from sim.workload.choices import Needs
+from sim.workload.lengths import Lengths
 from sim.workload.speculation import NO_DRAFTS
 
 GIB = 2**30
@@ -48,7 +49,7 @@ class MeasuredWorkload(ScenarioWorkload):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         self.parts: list[Sequence[Any]] = []
-        self.split, self.lengths = "all", Lengths(None, None)
+        self.split, self.lengths = "all", Lengths()
         batching = scenario.batching
         self.batching = batching.kind if batching is not None else "recorded"
         self.together = batching.size if batching is not None else 1

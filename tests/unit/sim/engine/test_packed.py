@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from sim.core.controller import PACKED
