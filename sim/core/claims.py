@@ -279,6 +279,11 @@ class Claims:
             cache.on_evict(victim)
 
     @property
+    def rows_alone(self) -> int:
+        """How many rows of events were noted one by one."""
+        return self.events_packed + len(self.events) // len(EVENT_COLUMNS)
+
+    @property
     def event_columns(self) -> Mapping[str, Sequence[int]]:
         """The columns of all events by name (`EVENT_COLUMNS`), of a packed run, too."""
         if self._packed_events is None:

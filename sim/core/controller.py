@@ -191,7 +191,7 @@ class Controller(Lookups):
         if self._packing is None:
             rows: dict[tuple[str, ...], list[int]] = {(n,): getattr(self, n) for n in PACKED}
             self._packing = Packing(rows | {EVENT_COLUMNS: self.events}, WIDTHS)
-        self.events_packed += len(self.events) // len(EVENT_COLUMNS)
+        self.events_packed = self.rows_alone
         self._packing.pack()
         self.issued.pack()
 

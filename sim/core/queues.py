@@ -23,7 +23,7 @@ from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, RESIDENT
 from sim.core.transfer import Transfer
 from sim.policies.base import CachePolicy, Payload
-from sim.values.types import EVENT_COLUMNS, Event, Geometry, PrefetchOutcome, Route
+from sim.values.types import Event, Geometry, PrefetchOutcome, Route
 
 LATE: Final = int(PrefetchOutcome.LATE)
 PROMOTED: Final = int(PrefetchOutcome.PROMOTED)
@@ -294,8 +294,7 @@ class Queues(Claims):
 
     def _note_events(self, kind: int, keys: Ints) -> None:
         """Write a row for each key that names nothing else."""
-        before = self.events_packed + len(self.events) // len(EVENT_COLUMNS)
-        self.many_events.append(ManyRows(before, self.calls, kind, keys))
+        self.many_events.append(ManyRows(self.rows_alone, self.calls, kind, keys))
 
     # ---- prefetches that wait as keys
 

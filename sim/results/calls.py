@@ -18,7 +18,7 @@ import numpy as np
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.policies.base import Gate
-from sim.values.types import EVENT_COLUMNS, Event, Outcome, Step
+from sim.values.types import Event, Outcome, Step
 from sim.workload.steps import Schedule, StepGate, Workload
 
 NONE = -1
@@ -153,7 +153,7 @@ class RecordedController:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self.log: list[Call] = []
-        self._told = len(controller.events) // len(EVENT_COLUMNS), len(controller.many_events)
+        self._told = controller.rows_alone, len(controller.many_events)
         self._num_ram_evictions = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -232,7 +232,7 @@ class RecordedController:
         }
         controller, ram = self._controller, self._controller.ram
         columns = controller.events_after(*self._told)
-        self._told = len(controller.events) // len(EVENT_COLUMNS), len(controller.many_events)
+        self._told = controller.rows_alone, len(controller.many_events)
         rows = [np.asarray(columns[name]).tolist() for name in ("kind", "key", "value")]
         for kind, key, value in zip(*rows, strict=True):
             if kind != Event.ISSUE:

@@ -24,6 +24,7 @@ LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
 SPLITS = ("layers", "slices", "copies", "owners")
 KV = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 PATIENCE_S = "30"
+"""How long a run of ``ask`` may compute unless words say otherwise."""
 QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv", "drafts")
 GATES = (
     Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
