@@ -37,7 +37,7 @@ from real.lossy.assess import Assessment, Loop, identity, sequence_frame
 from real.lossy.harness import harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
-from sim.process.interrupts import telling
+from sim.process.interrupts import is_terminal, telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.folders import own_folder
@@ -198,7 +198,7 @@ def main(words: Sequence[str]) -> int:
     except WRONG_INPUT as error:
         print(f"quality: {str(error).strip()}", file=sys.stderr)
         return 2
-    out = Console(width=None if sys.stdout.isatty() else WIDTH)
+    out = Console(width=None if is_terminal() else WIDTH)
     print_quality(loops, out)
     print_text(out, f"files: {request.output_dir}")
     return 0

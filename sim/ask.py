@@ -27,7 +27,7 @@ from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.machine.precision import in_four_bits
 from sim.process.files import write_json
-from sim.process.interrupts import telling
+from sim.process.interrupts import is_terminal, telling
 from sim.process.orphans import leave_with_parent, naming_killed_workers
 from sim.process.printing import print_text
 from sim.process.progress import Shown
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(width=None if is_terminal() else WIDTH)
     console.print(f"{found.model} on {found.machine}, {found.memory_gib:g} GiB", style="bold")
     for table in tables_of(found):
         console.print(table)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from sim.process.interrupts import is_terminal
 from sim.setup.catalogue import table
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr."""
     try:
         (kind,) = read(verb_of("list"), arguments).places
-        Console(width=None if sys.stdout.isatty() else WIDTH).print(table(kind))
+        Console(width=None if is_terminal() else WIDTH).print(table(kind))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

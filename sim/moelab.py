@@ -21,7 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from sim.process.interrupts import code_of
+from sim.process.interrupts import code_of, is_of_output, say_unprinted
 from sim.verbs.begin import HELP, WRONG_WORDS, answered, one_thread_for_arrays
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.page import print_index
@@ -144,8 +144,20 @@ GROUP = Verbs("moelab", add_help_option=False, context_settings={"ignore_unknown
 
 def main(words: Sequence[str] | None = None) -> int:
     """Exit status: the command's own; 2 for a word that is no verb, and where a package is
-    missing.
+    missing; 1 where standard output cannot be written.
     """
+    try:
+        status = _main(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if not is_of_output(error):
+            raise
+        return say_unprinted(error)
+    return status
+
+
+def _main(words: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if words is None else words)
     if (not given and "_MOELAB_COMPLETE" not in os.environ) or given[:1] in [[h] for h in HELP]:
         missing = f"Most of capture and real needs torch, which is not installed{way_to('torch')}."

@@ -35,7 +35,7 @@ from sim.answers.whatif_questions import (
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.files import write_json, writing
 from sim.process.interrupts import telling
-from sim.process.orphans import leave_with_parent
+from sim.process.orphans import leave_with_parent, naming_killed_workers
 from sim.process.printing import print_text
 from sim.process.progress import Shown
 from sim.results.folders import check_writable, forget, locked
@@ -292,26 +292,25 @@ def main(arguments: Sequence[str]) -> int:
                 if not any((place / KEPT).iterdir()):
                     (place / KEPT).rmdir()
                     forget(place)
-            _tell(found, system, place)
+            text = sentence(found, system)
+            _write(place, found, text, system)
+            shutil.rmtree(place / KEPT)  # the runs that were kept for this answer
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    console = Console()
+    _print(found, system, text, console)
+    print_text(console, f"files: {place}")
     return 0
 
 
-def _tell(found: Answer, system: str, output_dir: Path) -> None:
-    """Print the answer and write it, then remove the runs that were kept for it."""
-    console = Console()
+def _print(found: Answer, system: str, text: str, console: Console) -> None:
     console.print(table_of(found, system), crop=False)
     if found.growth:
         console.print(growth_table(found.growth))
     for why in found.refused:
         print_text(console, f"left out {why}")
-    text = sentence(found, system)
     print_text(console, text)
-    _write(output_dir, found, text, system)
-    shutil.rmtree(output_dir / KEPT)
-    print_text(console, f"files: {output_dir}")
 
 
 def _check_output(directory: Path, overwrite: bool) -> None:
@@ -357,6 +356,7 @@ def _with_progress(
     # Spawned, because a process that is forked while other threads run may wait forever.
     context = multiprocessing.get_context("spawn")
     with (
+        naming_killed_workers("what is done is kept: the same words go on from there"),
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
         Shown() as bar,
     ):

@@ -1,21 +1,26 @@
-"""Signals that end a process from outside, Ctrl-C and SIGTERM, and their exit statuses.
+"""What ends a process from outside, and with which exit status: Ctrl-C, SIGTERM, and a standard
+output that takes no more.
 
 This module imports little, because every package imports it before anything else.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType, TracebackType
 from typing import ParamSpec
 
 Words = ParamSpec("Words")
 STOPS = (signal.SIGINT, signal.SIGTERM)
+UNPRINTED = 1
+"""The exit status where standard output cannot be written."""
 
 
 class Terminated(BaseException):
@@ -90,7 +95,8 @@ def _pass_on(number: int, frame: FrameType | None) -> None:
 
 
 def end_commands_quietly() -> None:
-    """Let an uncaught Ctrl-C end a command (``python -m ..``) with one line and exit status 130.
+    """Let an uncaught Ctrl-C, or a full standard output, end a command (``python -m ..``) with one
+    line and its exit status.
 
     Each package calls this function before it imports anything else, so that it holds from a
     command's first import on. A command catches Ctrl-C itself only to say more, or to clear away
@@ -105,6 +111,8 @@ def end_commands_quietly() -> None:
 def _told_in_one_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    if is_of_output(error):
+        raise SystemExit(say_unprinted(error))
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
@@ -112,3 +120,27 @@ def _told_in_one_line(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("interrupted", file=sys.stderr)
     raise SystemExit(code_of(error))
+
+
+def is_of_output(error: BaseException) -> bool:
+    """Whether it says that standard output takes no more. Errors of a file have its name."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+    return type(error) in (OSError, BrokenPipeError) and (
+        getattr(error, "errno", None) in full and getattr(error, "filename", None) is None
+    )
+
+
+def say_unprinted(error: BaseException) -> int:
+    """Say that standard output cannot be written, unless its reader has left; return the exit
+    status. What is still to be printed goes nowhere: Python would try again when it ends.
+    """
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        print(f"error: standard output cannot be written ({error})", file=sys.stderr)
+    return UNPRINTED
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal. Where a command is started with it closed it is None."""
+    return sys.stdout is not None and sys.stdout.isatty()

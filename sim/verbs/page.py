@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.process.interrupts import is_terminal
 from sim.verbs.synonyms import meanings
 from sim.verbs.table import GROUPS, VERBS
 from sim.verbs.verb import Kind, Option, Verb
@@ -19,7 +19,7 @@ WIDTH = 110
 
 
 def console() -> Console:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    width = shutil.get_terminal_size().columns if is_terminal() else WIDTH
     return Console(width=min(width, WIDTH), highlight=False)
 
 

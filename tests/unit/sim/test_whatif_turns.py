@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from sim import whatif
 from sim.answers.whatif import Answer, BreakEven, Growth, Row
 from sim.answers.whatif_questions import QUESTIONS
-from sim.whatif import _break_even, _needed, _tell, _values
+from sim.whatif import _break_even, _needed, _print, _values
 
 LINK = QUESTIONS["link"]
 
@@ -158,10 +157,8 @@ def test_of_one_point_or_none_only_that_is_told() -> None:
 
 
 def test_an_answer_about_contexts_prints_what_grows_and_what_was_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    written: list[tuple[object, ...]] = []
-    monkeypatch.setattr(whatif, "_write", lambda *given: written.append(given))
     rows = tuple(
         Row(value, "16 bits", 5.0, None, 0.5, 0.5, None, None, 2.0) for value in (1024.0, 2048.0)
     )
@@ -170,17 +167,13 @@ def test_an_answer_about_contexts_prints_what_grows_and_what_was_left_out(
         *("kv", "tokens of context", rows, None, None, ("4096, 16 bits: no [room]",), (), True),
         growth=growth,
     )
-    (tmp_path / "trials").mkdir()
-    _tell(found, "lru", tmp_path)
+    _print(found, "lru", "so it is", Console())
     lines = capsys.readouterr().out.splitlines()
     assert any(
         line.split() == ["16", "bits", "4.25", "to", "3.5", "3.5", "6.12", "5.88"] for line in lines
     )
     assert any("a conversation from 1,024 to 2,048 tokens" in line for line in lines)
-    assert lines[-3] == "left out 4096, 16 bits: no [room]"
-    assert written == [(tmp_path, found, lines[-2], "lru")]
-    assert lines[-1] == f"files: {tmp_path}"
-    assert list(tmp_path.iterdir()) == [], "the runs that were kept for it are gone"
+    assert lines[-2:] == ["left out 4096, 16 bits: no [room]", "so it is"]
 
 
 def test_values_are_asked_about_in_order_and_none_may_be_beyond_the_most() -> None:
