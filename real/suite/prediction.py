@@ -350,8 +350,13 @@ def _token_s(words: Sequence[str], stored: Sequence[int]) -> float:
     )
 
 
+def sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
 def taus(rows: Sequence[Row], noise: float) -> dict[float, float]:
-    """By budget: Kendall's tau of the replayed systems' order, calibrating ones among them.
+    """By budget: Kendall's tau of the replayed systems' order, calibrating ones among them. A pair
+    of one predicted time is neither right nor wrong.
 
     Pairs count whose recorded times differ by more than twice the ``noise`` of repeats.
     """
@@ -365,12 +370,12 @@ def taus(rows: Sequence[Row], noise: float) -> dict[float, float]:
             and row.recorded_s is not None
         ]
         told = [
-            1 if (predicted - other_predicted) * (recorded - other_recorded) > 0 else -1
+            sign(predicted - other_predicted) * sign(recorded - other_recorded)
             for (predicted, recorded), (other_predicted, other_recorded) in combinations(times, 2)
             if max(recorded, other_recorded) > (1 + 2 * noise) * min(recorded, other_recorded)
         ]
         if told:
-            found[share] = sum(told) / len(told)
+            found[share] = fmean(told)
     return found
 
 

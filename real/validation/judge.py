@@ -67,7 +67,8 @@ class Ranking:
 
     - ``told_apart``: pairs that differ by more than the noise, which nobody knows of what ran once.
       ``right``: those of them that are predicted in the right order.
-    - ``tau``: Kendall's over those pairs; None without any.
+    - ``tau``: Kendall's over those pairs: a pair of one predicted time is neither right nor wrong.
+      None without any pair.
     - ``regret``: how much slower the simulator's pick (``picked``) really is than the fastest; 0 if
       it is the fastest.
     """
@@ -88,17 +89,18 @@ def rankings(cases: Sequence[Case]) -> list[Ranking]:
         here = [case for case in cases if case.share == share]
         if len(here) < 2:
             continue
-        apart = right = 0
+        apart = right = wrong = 0
         for a, b in combinations(here, 2):
             noise = 2 * max(a.noise, b.noise)
             if min(len(a.measured_ns), len(b.measured_ns)) < 2:
                 continue
             if abs(a.median_ns - b.median_ns) > noise * min(a.median_ns, b.median_ns):
                 apart += 1
-                right += (a.predicted_ns - b.predicted_ns) * (a.median_ns - b.median_ns) > 0
+                sign = (a.predicted_ns - b.predicted_ns) * (a.median_ns - b.median_ns)
+                right, wrong = right + (sign > 0), wrong + (sign < 0)
         picked = min(here, key=lambda case: (case.predicted_ns, case.system))
         fastest = min(here, key=lambda case: (case.median_ns, case.system))
-        tau = (2 * right - apart) / apart if apart else None
+        tau = (right - wrong) / apart if apart else None
         regret = picked.median_ns / fastest.median_ns - 1
         found.append(Ranking(share, apart, right, tau, picked.system, fastest.system, regret))
     return found

@@ -212,3 +212,7 @@ def test_the_order_counts_pairs_that_differ_by_more_than_twice_the_noise() -> No
     rows = [row("a", 1.0, 3.0), row("b", 1.05, 2.0), row("c", 2.0, 4.0)]
     assert taus(rows, 0.04) == {0.5: 1.0}
     assert taus(rows, 0.02) == {0.5: pytest.approx(1 / 3)}
+
+
+def test_a_pair_of_one_predicted_time_has_no_order() -> None:
+    assert taus([row("a", 1.0, 3.0), row("b", 2.0, 3.0)], 0.0) == {0.5: 0.0}

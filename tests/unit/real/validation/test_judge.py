@@ -60,6 +60,12 @@ def test_a_right_order_has_tau_one_and_no_regret() -> None:
     assert (found.told_apart, found.right, found.tau, found.regret) == (3, 3, 1, 0)
 
 
+def test_a_pair_that_is_predicted_alike_is_neither_right_nor_wrong() -> None:
+    a, b, c = case("a", 100, 100, 100), case("b", 100, 150, 150), case("c", 200, 200, 200)
+    (found,) = rankings([a, b, c])
+    assert (found.told_apart, found.right, found.tau) == (3, 2, pytest.approx(2 / 3))
+
+
 def test_what_ran_once_is_told_apart_from_nothing_as_nobody_knows_its_noise() -> None:
     once = [case("a", 95, 100), case("b", 140, 150), case("c", 210, 200, 200)]
     (found,) = rankings(once)
