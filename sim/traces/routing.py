@@ -12,6 +12,7 @@ order of equal scores open, hence a rule can differ from a model only where scor
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ Floats = NDArray[np.float64]
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "identity")
 GROUPS = (None, "max", "top2sum")
 WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk", "sparsemixer")
+COUNTED = 8
+"""Up to so many choices of a row are put in order by counting."""
 _FIELDS = ("score", "bias", "group", "n_group", "topk_group", "weight", "scale")
 _RARE = {"band": 0.0, "null_experts": 0}
 """Fields that few rules need, with their defaults; JSON has them only where they differ."""
@@ -278,7 +281,28 @@ def need_order(
     )
     others = ~_all(ordered) | ~_all(ids >= 0)
     ids, weights = ids[others], weights[others]
-    order[others] = np.lexsort((ids, -weights, ids < 0), axis=-1)
+    if ids.shape[-1] <= COUNTED:
+        order[others] = _by_counting(ids, weights)
+    else:
+        order[others] = np.lexsort((ids, -weights, ids < 0), axis=-1)
+    return order
+
+
+def _by_counting(ids: NDArray[np.integer], weights: NDArray[np.floating]) -> NDArray[np.intp]:
+    """``need_order`` of the last axis, many times faster than sorting where that is short: a
+    choice's place is how many others come before it.
+    """
+    dropped = np.moveaxis(ids < 0, -1, 0)
+    by_rank = list(zip(np.moveaxis(weights, -1, 0), np.moveaxis(ids, -1, 0), strict=True))
+    place = np.zeros(ids.shape, np.intp)
+    for one, other in combinations(range(ids.shape[-1]), 2):
+        (weight, expert), (its_weight, its_expert) = by_rank[one], by_rank[other]
+        is_first = (weight > its_weight) | ((weight == its_weight) & (expert <= its_expert))
+        is_first = np.where(dropped[one] == dropped[other], is_first, dropped[other])
+        place[..., other] += is_first
+        place[..., one] += ~is_first
+    order = np.empty_like(place)
+    np.put_along_axis(order, place, np.broadcast_to(np.arange(ids.shape[-1]), ids.shape), -1)
     return order
 
 

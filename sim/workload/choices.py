@@ -6,21 +6,20 @@ computed once. A step's lists of Python ints are made when somebody asks for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, starmap
 from typing import Any, TypeVar
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from sim.policies.base import ASK, FloatArray, Graded, IntArray, ScoreRule
+from sim.policies.base import FloatArray, IntArray, ScoreRule
 from sim.policies.requires import end_of_stack
-from sim.traces.forecasts import DealtForecasts, deal, prompt_rows
 from sim.traces.routing import RoutingRule, need_order, reorder, shares_above
-from sim.traces.trace import DECODE, Trace
+from sim.traces.trace import Trace
+from sim.workload.prompt_forecasts import PromptForecasts
+from sim.workload.unions import Needs, Union, apart, merged, variants_of
 
 Rows = slice | NDArray[np.int64]
 """Selects rows of a `Choices`: consecutive ones by a slice, others by their indices."""
@@ -29,68 +28,6 @@ ROWS_AT_ONCE = 4096
 CELLS_AT_ONCE = 1 << 16
 """Of rows and experts so many scores are routed at once: what is made on the way stays in the cache."""
 Number = TypeVar("Number", bound=np.number[Any])
-
-
-@dataclass(frozen=True)
-class Needs:
-    """A table of needs, column by column.
-
-    ``tick`` is the need's gate, ``expert`` its expert. ``tokens`` is how many rows of the gate
-    chose the expert, ``weight`` the sum of their weights for it, ``score`` the smallest of their
-    scores. ``make_score`` makes it, when somebody asks: few runs do.
-    """
-
-    tick: IntArray
-    expert: IntArray
-    tokens: IntArray
-    weight: FloatArray
-    make_score: Callable[[], FloatArray]
-
-    @cached_property
-    def score(self) -> FloatArray:
-        return self.make_score()
-
-
-class Union:
-    """What one row or several need at each of S sites: lists by site, in need order."""
-
-    def __init__(self, needs: Needs, sites: int, units: int, ahead: int = 0) -> None:
-        """Split ``needs`` by site, which is what their ``tick`` holds here.
-
-        The experts are those of the site ``ahead`` of it. A site has ``units`` keys.
-        """
-        self._needs, self._units, self._ahead = needs, units, ahead
-        self._cuts: list[int] = np.searchsorted(needs.tick, np.arange(sites + 1)).tolist()
-
-    @cached_property
-    def needs(self) -> list[list[int]]:
-        expert: list[int] = self._needs.expert.tolist()
-        return [expert[start:stop] for start, stop in pairwise(self._cuts)]
-
-    @cached_property
-    def keys(self) -> list[list[int]]:
-        """``needs`` as keys of precision 0."""
-        key: list[int] = (
-            self._needs.expert + (self._needs.tick + self._ahead) * self._units
-        ).tolist()
-        return [key[start:stop] for start, stop in pairwise(self._cuts)]
-
-    @cached_property
-    def tokens(self) -> list[list[int]]:
-        tokens: list[int] = self._needs.tokens.tolist()
-        return [tokens[start:stop] for start, stop in pairwise(self._cuts)]
-
-    @cached_property
-    def scores(self) -> list[list[float]]:
-        score: list[float] = self._needs.score.tolist()
-        return [score[start:stop] for start, stop in pairwise(self._cuts)]
-
-    def graded(self, rule: ScoreRule, plane: int) -> list[Graded]:
-        """What a rule says of each site's needs, and the keys of the variants that it names."""
-        said = rule(self._needs.score)
-        keys = self._needs.expert + (self._needs.tick + self._ahead) * self._units
-        said_list, variants = said.tolist(), variants_of(keys, said, plane).tolist()
-        return [(said_list[at], variants[at]) for at in starmap(slice, pairwise(self._cuts))]
 
 
 class Choices:
@@ -181,16 +118,16 @@ class Choices:
         """
         return self._forecast[0], self._forecast[1]
 
-    @cached_property
-    def forecast_scores(self) -> FloatArray:
-        """The scores (HOBBIT eq. 2) of ``forecasts``, [N, S, J, K]."""
-        return self._forecast[2]
+    @property
+    def own_scores(self) -> FloatArray:
+        """The scores (HOBBIT eq. 2) of what rows' own lookahead scores forecast, [N, S, J, K]."""
+        return self._own[2]
 
     @cached_property
     def _forecast(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        experts, weights = self._selected()
-        scores = shares_above(weights)
-        dealt = list(self._dealt_prompts())
+        """`_own`, with the rows of whole prompts filled in, in place."""
+        experts, weights, scores, _ = self._own
+        dealt = list(self._prompts.dealt())
         if dealt:
             places = np.concatenate([of_prompt for of_prompt, _ in dealt])
             ids, likely, shares = (
@@ -201,18 +138,19 @@ class Choices:
             experts[places], weights[places], scores[places] = ids, likely, shares
         return experts, weights, scores
 
-    def _dealt_prompts(self) -> Iterator[tuple[NDArray[np.int64], DealtForecasts]]:
-        """The rows of each prompt (as indices of this object) and the forecasts dealt to them."""
-        frame, trace = self.trace.prompt_forecasts.get(self.norm), self.trace
-        if frame is None or not self.whole:
-            return
-        prompt = trace.valid[self.row] & (trace.phase[self.row] != DECODE)
-        rows = prompt_rows(trace.step[self.row], trace.sequence[self.row], np.flatnonzero(prompt))
-        frame = frame.filter(pl.col("sequence").is_in(sorted(self.whole)))
-        for pair, dealt in deal(frame, self.sites, self.depth, self.top_k).items():
-            places = rows.get(pair)
-            if places is not None and len(places) == len(dealt.experts):
-                yield places, dealt
+    @cached_property
+    def _own(self) -> tuple[IntArray, FloatArray, FloatArray, list[bool]]:
+        """What follows from the rows' own lookahead scores: experts, weights, scores, and by row
+        whether it has a forecast wherever there can be one. Rows of whole prompts may have none.
+        """
+        experts, weights = self._selected()
+        can = np.arange(1, self.depth + 1) <= np.array(self.reach)[:, None]
+        last = experts[:, can, -1].min(axis=1, initial=0)
+        return experts, weights, shares_above(weights), [bool(least >= 0) for least in last]
+
+    @cached_property
+    def _prompts(self) -> PromptForecasts:
+        return PromptForecasts(self.trace, self.row, self.norm, self.depth, self.whole)
 
     def _selected(self) -> tuple[IntArray, FloatArray]:
         """What the rules select from the rows' own lookahead scores: experts and weights."""
@@ -248,10 +186,10 @@ class Choices:
         return self._graded[rule]
 
     def forecast_variants(self, rule: ScoreRule) -> IntArray:
-        """The keys of the variants that a rule names by all ``forecast_scores``."""
+        """The keys of the variants that a rule names by all ``own_scores``."""
         if rule not in self._forecast_variants:
-            said = rule(self.forecast_scores)
-            self._forecast_variants[rule] = variants_of(self._forecast_keys, said, self.plane)
+            said = rule(self.own_scores)
+            self._forecast_variants[rule] = variants_of(self._own_keys, said, self.plane)
         return self._forecast_variants[rule]
 
     @cached_property
@@ -273,13 +211,12 @@ class Choices:
 
         Rows without a forecast add nothing.
         """
-        of_j = rows, slice(None), j - 1
-        experts, weights, scores = (
-            self.forecasts[0][of_j],
-            self.forecasts[1][of_j],
-            self.forecast_scores[of_j],
-        )
-        needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
+        needs = self._prompts.needs(rows, j)
+        if needs is None:
+            experts, weights, scores = self._forecast
+            of_j = rows, ALL, j - 1
+            rows_alone = experts[of_j], weights[of_j], scores[of_j]
+            needs = merged(*rows_alone, np.zeros(1, np.int64), self.sites, self.experts)
         return Union(needs, self.sites, self.units, j)
 
     def needs(self, rows: Rows, first: NDArray[np.int64], gates: int, sites: slice = ALL) -> Needs:
@@ -289,7 +226,7 @@ class Choices:
         ``first`` has one value for each row, or one for all.
         """
         (experts, weights), scores = self.chosen, self.scores
-        return _merged(
+        return merged(
             experts[rows][:, sites],
             weights[rows][:, sites],
             scores[rows][:, sites],
@@ -303,7 +240,7 @@ class Choices:
     ) -> Needs:
         """The same as ``needs``, faster, for rows no two of which have a gate in common."""
         experts, weights = self.chosen
-        return _apart(
+        return apart(
             experts[rows][:, sites],
             weights[rows][:, sites],
             lambda: self.scores[rows][:, sites],
@@ -321,8 +258,11 @@ class Choices:
         The outer list is by distance, from 1 on, the next by the site that forecasts. Lists beyond
         the ``reach`` of a site mean nothing.
         """
-        ahead: list[list[list[int]]] = self._forecast_keys[row].swapaxes(0, 1).tolist()
-        return ahead if self.is_whole_forecast[row] else [_without_dropped(keys) for keys in ahead]
+        if self.is_whole_forecast[row]:
+            whole: list[list[list[int]]] = self._own_keys[row].swapaxes(0, 1).tolist()
+            return whole
+        keys = self._ahead_keys(self.forecasts[0][row]).swapaxes(0, 1).tolist()
+        return [_without_dropped(of_site) for of_site in keys]
 
     @cached_property
     def _chosen_keys(self) -> IntArray:
@@ -331,8 +271,11 @@ class Choices:
         return np.where(experts < 0, np.int32(-1), experts + first)
 
     @cached_property
-    def _forecast_keys(self) -> IntArray:
-        experts = self.forecasts[0]
+    def _own_keys(self) -> IntArray:
+        return self._ahead_keys(self._own[0])
+
+    def _ahead_keys(self, experts: IntArray) -> IntArray:
+        """Forecast ``experts`` [.., S, J, K] as keys of precision 0, -1 where there is none."""
         target = np.arange(self.sites)[:, None] + np.arange(1, self.depth + 1)
         return np.where(experts < 0, -1, experts + target[..., None] * self.units).astype(np.int32)
 
@@ -345,14 +288,8 @@ class Choices:
 
     @cached_property
     def is_whole_forecast(self) -> list[bool]:
-        """By row, whether there is a forecast wherever there can be one."""
-        can = np.arange(1, self.depth + 1) <= np.array(self.reach)[:, None]
-        return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]
-
-
-def variants_of(keys: IntArray, said: IntArray, plane: int) -> IntArray:
-    """The keys of precision 0 at the precisions that a rule has said; ASK stays."""
-    return np.where(said == ASK, ASK, keys + said * np.int32(plane))
+        """By row, whether its own scores make a forecast wherever there can be one."""
+        return self._own[3]
 
 
 @dataclass(frozen=True)
@@ -376,54 +313,8 @@ def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> Site
     order = need_order(ids, weights)
     experts, weights = np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
     rows = experts[:, None], weights[:, None], shares_above(weights)[:, None]
-    return SiteChoice(experts, weights, _merged(*rows, np.zeros(1, np.int64), 1, num_experts))
+    return SiteChoice(experts, weights, merged(*rows, np.zeros(1, np.int64), 1, num_experts))
 
 
 def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
     return [[key for key in row if key >= 0] for row in keys]
-
-
-def _apart(
-    experts: IntArray,
-    weights: FloatArray,
-    make_scores: Callable[[], FloatArray],
-    first: NDArray[np.int64],
-) -> Needs:
-    """The needs of rows [R, S, K] that share no gate: each row keeps its own order."""
-    gate = np.broadcast_to(
-        first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape
-    )
-    kept = experts >= 0
-    tick = gate[kept]
-    return Needs(
-        tick,
-        experts[kept].astype(np.int64),
-        np.ones(len(tick), np.int64),
-        weights[kept].astype(np.float64),
-        lambda: make_scores()[kept],
-    )
-
-
-def _merged(
-    experts: IntArray,
-    weights: FloatArray,
-    scores: FloatArray,
-    first: NDArray[np.int64],
-    gates: int,
-    num_experts: int,
-) -> Needs:
-    """The needs of rows [R, S, K], united gate by gate; a single row keeps its own order."""
-    apart = _apart(experts, weights, lambda: scores, first)
-    if len(experts) == 1:
-        return apart
-    cell = apart.tick * num_experts + apart.expert
-    tokens = np.bincount(cell, minlength=gates * num_experts)
-    weight: NDArray[np.float64] = np.bincount(cell, apart.weight, minlength=gates * num_experts)  # type: ignore[assignment]
-    lowest = np.full(gates * num_experts, np.inf)
-    np.minimum.at(lowest, cell, apart.score)
-    found = np.flatnonzero(tokens)
-    found = found[np.lexsort((-tokens[found], found // num_experts))]
-    score = lowest[found]
-    return Needs(
-        found // num_experts, found % num_experts, tokens[found], weight[found], lambda: score
-    )

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray
 from sim.values.types import Step
-from sim.workload.choices import Choices, Needs, Rows
+from sim.workload.choices import Choices, Rows
+from sim.workload.unions import Needs
 
 GROWING = (
     "row",

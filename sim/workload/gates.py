@@ -15,7 +15,8 @@ from sim.policies.row_forecast import RowForecast, forecasts_of
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import Trace
 from sim.values.types import Step
-from sim.workload.choices import Choices, Rows, Union
+from sim.workload.choices import Choices, Rows
+from sim.workload.unions import Union
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _HAS_KEYS = attrgetter("keys")
@@ -260,7 +261,7 @@ class StepGate:
         if found is None:
             row = self._row
             if row >= 0 and self._choices.is_whole_forecast[row]:
-                found = self._choices.forecast_scores[row, :, j - 1].tolist()
+                found = self._choices.own_scores[row, :, j - 1].tolist()
             else:
                 found = self.forecast_of(j).scores
             self._forecast_scores[j] = found

@@ -19,7 +19,7 @@ from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import DECODE, Trace
 from sim.values.types import Step
 from sim.workload.batching import NO_ARRIVALS, Batcher, Part, Request, arrival_times, is_timed
-from sim.workload.choices import Choices, Needs
+from sim.workload.choices import Choices
 from sim.workload.columns import StepColumns
 from sim.workload.gates import RoutedChoice, StepGate
 from sim.workload.lengths import Lengths, cut_rows
@@ -27,6 +27,7 @@ from sim.workload.prefixes import Blocks, Tiers
 from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
 from sim.workload.speculation import NO_DRAFTS, Speculation
 from sim.workload.step_shares import drafters_of, found_of, recorded_shares, shares_of
+from sim.workload.unions import Needs
 
 __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
 

@@ -30,9 +30,9 @@ from sim.results.run import Run
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, PREFILL, ModelShape, TraceSequence
 from sim.values.types import Step as RunStep
-from sim.workload.choices import Needs
 from sim.workload.lengths import Lengths
 from sim.workload.speculation import NO_DRAFTS
+from sim.workload.unions import Needs
 
 GIB = 2**30
 HEADER = synthesize(ModelShape("tiny", "none", 1, 2, 1, 8, 8), tokens=1, lookahead=0).header

@@ -40,8 +40,8 @@ from sim.traces.trace import ModelShape
 from sim.values.places import ROOT
 from sim.values.record import Record
 from sim.values.types import Geometry
-from sim.workload.choices import Needs
 from sim.workload.steps import Workload
+from sim.workload.unions import Needs
 
 UNIT = 1000
 """Nanoseconds in a unit of the brute force, so that rounding to whole ns hides nothing."""
