@@ -107,8 +107,12 @@ def hits_by_token(axis: Any, runs: Runs) -> None:
     for run, lookups in _decoded(runs):
         tokens = run.table("tokens")
         assert tokens is not None
+        if "new_tokens" not in tokens.columns:
+            tokens = tokens.with_columns(new_tokens=pl.lit(1, pl.Int64))
+        # A step that checks drafts gives several tokens, and stands at the first of them.
+        last = pl.col("new_tokens").cum_sum().over("sequence", order_by="step")
         decoded = tokens.filter(pl.col("phase") == "decode").with_columns(
-            index=pl.col("step").rank("ordinal").over("sequence")
+            index=last - pl.col("new_tokens") + 1
         )
         found = _ratio(lookups.join(decoded.select("step", "index"), on="step"), "index")
         axis.plot(found["index"], found["ratio"], linewidth=1, label=run.label)
@@ -121,7 +125,7 @@ def link_use(axis: Any, runs: Runs) -> None:
         transfers = run.table("transfers")
         if transfers is None:
             continue
-        edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
+        edges, middles = _parts_of(run)
         width = edges[1] - edges[0]
         for (link,), rows in transfers.filter(pl.col("end_ns").is_not_null()).group_by(
             "link", maintain_order=True
@@ -133,12 +137,7 @@ def link_use(axis: Any, runs: Runs) -> None:
                     for a, b in pairwise(edges)
                 ]
             )
-            axis.plot(
-                (edges[:-1] + edges[1:]) / 2,
-                busy / width,
-                linewidth=1,
-                label=f"{run.label}: {link}",
-            )
+            axis.plot(middles, busy / width, linewidth=1, label=f"{run.label}: {link}")
     axis.set(xlabel="time (s)", ylabel="share of the time that the link serves", ylim=(0, 1.02))
     _legend(axis)
 
@@ -149,8 +148,8 @@ def memory(axis: Any, runs: Runs) -> None:
         found = run.resident_gib()
         if found is not None:
             # The value changes with every transfer, so its mean over each interval is shown.
-            edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
-            axis.plot((edges[:-1] + edges[1:]) / 2, means_between(*found, edges), label=run.label)
+            edges, middles = _parts_of(run)
+            axis.plot(middles, means_between(*found, edges), label=run.label)
         elif run.is_staged:
             axis.plot([], [], " ", label=f"{run.label}: not told (staging)")
     axis.set(
@@ -281,6 +280,14 @@ def token_bins(times: Sequence[Any]) -> Any:
     width = max(float(np.diff(np.histogram_bin_edges(one, "fd")[:2])[0]) for one in times)
     count = int(np.clip(np.ceil(np.ptp(every) / width), 1, BINS))
     return np.linspace(every.min(), max(every.max(), every.min() + width / BINS), count + 1)
+
+
+def _parts_of(run: ReportedRun) -> tuple[Any, Any]:
+    """The edges of `BINS` equal parts of a run, in the time of its tables, and their middles since
+    the first request.
+    """
+    edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
+    return run.begun_s + edges, (edges[:-1] + edges[1:]) / 2
 
 
 def _beyond(ends: Any) -> tuple[float, float]:

@@ -133,6 +133,16 @@ class ReportedRun:
         return [first, *(f"{first}_{device}" for device in others)]
 
     @property
+    def begun_s(self) -> float:
+        """When the makespan begins: at the first arrival, where requests arrive over time. Tables
+        count from the start of the run.
+        """
+        sequences = self.table("sequences")
+        if sequences is None or self.summary["contracts"].get("arrivals") is None:
+            return 0.0
+        return float(sequences.select(pl.col("arrival_ns").min()).item()) / 1e9
+
+    @property
     def is_staged(self) -> bool:
         """Whether the run serves from staging; no table tells what leaves staging."""
         return bool(self.summary["contracts"]["staging_slots"])

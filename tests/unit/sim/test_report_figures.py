@@ -17,9 +17,10 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from sim.answers.python import run as simulated
 from sim.reporting import figures
 from sim.reporting.figures import BINS, means_between, pareto, stalls, systems, token_bins
-from sim.reporting.runs import ReportedRun
+from sim.reporting.runs import ReportedRun, read_runs
 from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import COLOURS
 from sim.setup.execute import execute
@@ -173,19 +174,20 @@ def test_a_mean_over_time_is_that_of_every_moment(seed: int) -> None:
         ("system=hobbit",),
         ("system=hobbit", "hardware.links.pcie.engines=2"),
         ("system=edgemoe", "budget.resident_share=0.6", "hardware.memory_gib=64"),
+        ("system=lru", "budget.resident_share=0.2", "workload.arrivals_s=[100]"),
     ],
-    ids=["one engine", "two engines at once", "services that give way"],
+    ids=["one engine", "two engines at once", "services that give way", "a request that is late"],
 )
 def test_a_link_is_as_busy_over_time_as_the_summary_says_of_all_of_it(
-    words: tuple[str, ...], axis: Any
+    words: tuple[str, ...], axis: Any, tmp_path: Path
 ) -> None:
-    result = execute(prepared((*words, "trace.max_sequences=1", "workload.decode_tokens=8")))
-    shown: Any = SimpleNamespace(
-        label="a", summary=result.summary, table=lambda name: getattr(result.frames, name)
-    )
+    system, *others = words
+    of_one = ("trace.max_sequences=1", "workload.decode_tokens=8")
+    simulated(system.removeprefix("system="), *others, *of_one).write(tmp_path / "run")
+    (shown,) = read_runs([tmp_path / "run"])
     figures.link_use(axis, [shown])
     (line,) = axis.get_lines()
-    use = result.summary["link_utilisation"]["pcie"]
+    use = shown.summary["link_utilisation"]["pcie"]
     assert float(np.mean(line.get_ydata())) == pytest.approx(use, rel=1e-9)
 
 

@@ -5,6 +5,7 @@ The tables are small and made by hand; what they mean is worked out in the tests
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -266,6 +267,43 @@ def test_a_hit_ratio_by_token_counts_the_tokens_of_each_sequence(axis: Any, fold
     assert axis.get_ylabel() == "hit ratio, decode"
     assert axis.get_ylim() == (0, 1)
     assert legend(axis) == ["a"]
+
+
+def test_a_step_of_several_tokens_stands_at_the_first_of_them(
+    axis: Any, folder: Path, tmp_path: Path
+) -> None:
+    """Steps 1 and 5 give three tokens, so that steps 2 and 6 give the fourth ones or later."""
+    tokens = pl.read_parquet(folder / "tokens.parquet")
+    given = pl.when(pl.col("step").is_in([1, 5])).then(3).otherwise(1).cast(pl.Int64)
+    tokens.with_columns(new_tokens=given).reverse().write_parquet(tmp_path / "tokens.parquet")
+    shutil.copy(folder / "lookups.parquet", tmp_path)
+    figures.hits_by_token(axis, [made("a", FAST, tmp_path)])
+    assert curves(axis) == {"a": ([1, 2, 4, 5], [4 / 5, 0, 0, 1])}
+
+
+def test_time_counts_from_the_first_request(
+    axis: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes at 1 s: parts of 2 s begin at 1, 3 and 5 s of the tables."""
+    monkeypatch.setattr(figures, "BINS", 3)
+    shutil.copytree(folder, tmp_path / "late")
+    pl.DataFrame({"arrival_ns": [3 * 10**9, 10**9]}).write_parquet(
+        tmp_path / "late" / "sequences.parquet"
+    )
+    told = {"staging_slots": 0, "arrivals": {"given_s": [3, 1]}}
+    late = made("a", summary(1.0, contracts=told), tmp_path / "late")
+    figures.link_use(axis, [late])
+    x, pcie = curves(axis)["a: pcie"]
+    assert list(x) == pytest.approx([1, 3, 5])
+    assert list(pcie) == pytest.approx([1.0 / 2, 0.75 / 2, 0])
+    axis.clear()
+    figures.memory(axis, [late])
+    x, held = curves(axis)["a"]
+    assert list(x) == pytest.approx([1, 3, 5])
+    first = (0.5 * 0.5 + 0.5 * 1.0 + 0.5 * 0.375 + 0.5 * 0.5) / 2
+    assert list(held) == pytest.approx([first, 0.5, 0])
+    closed = made("b", summary(1.0), tmp_path / "late")
+    assert (late.begun_s, closed.begun_s) == (1.0, 0.0)
 
 
 def test_a_link_is_busy_for_the_share_of_each_interval_that_it_serves(
