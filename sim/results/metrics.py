@@ -216,15 +216,19 @@ def _load_ns(run: Run) -> int:
     3. the device's initial contents, from RAM where that holds them.
 
     Of several devices each has its contents over its own link, and the first one the dense weights
-    of all.
+    of all. Devices that all do the same have equal parts of these.
     """
     slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
+    devices, dense_bytes = run.hardware.devices, run.ledger.dense_bytes
+    if devices is not None:
+        # Each copy's device has its part; slices divide whatever moves.
+        dense_bytes = -(-dense_bytes // devices.copies)
     if link_of := run.controller.route.link_of:
         plane = run.controller.geometry.plane
         sizes = ((link_of[key % plane], slots.key_bytes[key]) for key in slots.initial)
-        return hop_ns(0, run.ledger.dense_bytes) + sum(hop_ns(*size) for size in sizes)
+        return hop_ns(0, dense_bytes) + sum(hop_ns(*size) for size in sizes)
     links = range(run.controller.route.links)
-    total = sum(hop_ns(link, run.ledger.dense_bytes) for link in links)
+    total = sum(hop_ns(link, dense_bytes) for link in links)
     if ram is not None:
         total += sum(
             hop_ns(link, ram.key_bytes[key])

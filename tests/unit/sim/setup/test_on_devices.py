@@ -232,6 +232,19 @@ def test_chunks_of_a_prompt_follow_each_other_through_all_devices() -> None:
 
 
 # Contracts: C162
+@pytest.mark.parametrize("split", [SLICES, COPIES])
+@pytest.mark.parametrize("links", ["own", "shared"])
+def test_devices_in_step_begin_with_their_parts_of_dense_weights(split: str, links: str) -> None:
+    """Over a shared link both parts come, one after the other; experts as in any service."""
+    run = prepared([*COMMON, split, f"hardware.devices.links={links}"])
+    one, services = prepared([*COMMON]), 2 if links == "shared" else 1
+    dense_ns = services * one.durations.hop_ns(0, -(-run.ledger.dense_bytes // 2))
+    slots = run.controller.slots
+    experts_ns = sum(run.durations.hop_ns(0, slots.key_bytes[key]) for key in slots.initial)
+    assert execute(run).summary["load_s"] == (dense_ns + experts_ns) / 1e9
+
+
+# Contracts: C162
 @pytest.mark.alike
 @pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES, OWNERS])
 def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: Path) -> None:
