@@ -230,7 +230,7 @@ VERBS = (
         (
             Option("budget", "what the engine's cache may hold (4000MiB, 4GB, ..)", is_needed=True),
             Option("policy", "a file of conf/cache", Kind.NAME, "several are tried", ("cache",)),
-            Option("retention", "the loader's", Kind.TEXT, "both are tried"),
+            Option("retention", "the loader's", Kind.TEXT, "strict and after_batch are tried"),
             Option("OPTION", "any option of the policy: recency, initial, scope, .."),
         ),
         (
