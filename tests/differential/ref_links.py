@@ -136,7 +136,7 @@ class Wire:
         numbers there is room for the services of a transfer on one link.
         """
         assert transfer.number is not None
-        return (transfer.number * 4 + (3 - self.link)) * 16
+        return (transfer.number * 64 + (63 - self.link)) * 16
 
     def whole_bytes(self, transfer: Transfer, inwards: int = 0) -> int:
         """What the transfer moves on this link, or on one further inwards."""

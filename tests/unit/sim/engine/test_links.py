@@ -16,8 +16,11 @@ import pytest
 from differential.by_hand import foresee, gate, machine, outcomes, sequence, served, stalls, token
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.production_rows import run
+from differential.reference import run as reference
 from differential.rows import Timeline
 from differential.scenario import Link, Loader, Scenario, Step
+from sim.core.controller import Controller
+from sim.core.transfer import Transfer
 from sim.engine.engine import Engine
 from sim.engine.lanes import make_link
 from sim.engine.links import ChunkedLink, SharedLink
@@ -87,6 +90,31 @@ def test_what_arrives_at_the_instant_of_a_gate_arrives_before_it(
     loader, step = Loader(lookahead=1), ahead([0], [5])
     timeline = run(machine(step, initial=((0, 0, 0),), loader=loader, service_ns=(service_ns,)))
     assert outcomes(timeline)[-1] == found
+
+
+# Contracts: C14
+@pytest.mark.parametrize("links", [2, 4, 5, 7])
+def test_hops_that_end_at_one_instant_end_by_number_however_long_the_route(
+    links: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outermost link takes as long as all others together. So it is through with the second
+    transfer when the first one is there.
+    """
+    ended: list[tuple[int, int]] = []
+    done = Controller.transfer_done
+
+    def noted(of: Controller, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
+        ended.append((transfer.number, link))
+        return done(of, link, transfer)
+
+    monkeypatch.setattr(Controller, "transfer_done", noted)
+    route = (*(Link(0, 10) for _ in range(links - 1)), Link(0, 10 * (links - 1)))
+    scenario = machine(token(gate(0, 1)), links=route)
+    run(scenario)
+    number = [n for n, _ in ended]
+    assert ended == [(n, link) for n in (0, 1) for link in reversed(range(links))]
+    told = reference(scenario).calls
+    assert number == [n for _, call, n in told if call == "transfer_done"]
 
 
 # Several engines
