@@ -27,6 +27,8 @@ PREFETCH_ENDS = (
     "evicted_unused",
     "unused_at_end",
 )
+LOST = ("low_mass", "skip_mass", "reroute_mass")
+"""The parts of ``quality_proxy`` that make a run's loss, by gate weight."""
 NAME_POINTS = 9.0
 """The height of a name in a figure, in points."""
 
@@ -174,7 +176,7 @@ def prefetches(axis: Any, runs: Runs) -> None:
 def pareto(axis: Any, runs: Runs) -> None:
     speed = np.array([run.summary["decode_tokens_per_s"] or 0 for run in runs], float)
     proxy = [run.summary["quality_proxy"] for run in runs]
-    loss = np.array([(each["low_mass"] or 0) + (each["skip_mass"] or 0) for each in proxy])
+    loss = np.array([sum(each.get(name) or 0 for name in LOST) for each in proxy])
     # A loss is relative to a run's own highest precision, so only runs that share that precision
     # can beat each other.
     classes = list(dict.fromkeys(run.highest_precision for run in runs))
@@ -196,8 +198,8 @@ def pareto(axis: Any, runs: Runs) -> None:
         )
     axis.set(
         xlabel=(
-            "share of gate weight served below the run's highest precision, or skipped (a proxy of"
-            " loss)"
+            "share of gate weight served below the run's highest precision, by others or not at all"
+            " (a proxy of loss)"
         ),
         ylabel="decode (tokens/s)",
         ylim=(0, 1.12 * (speed.max() or 1)),

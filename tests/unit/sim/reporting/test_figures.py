@@ -362,7 +362,8 @@ def test_what_is_on_the_device_grows_by_arrivals_and_shrinks_by_victims(
 
 
 def test_a_point_of_speed_and_loss_is_a_run_and_has_its_name(axis: Any) -> None:
-    other = made("other", summary(4.4, quality_proxy={"low_mass": None, "skip_mass": 0.3}))
+    lost = {"low_mass": None, "skip_mass": 0.1, "reroute_mass": 0.2}
+    other = made("other", summary(4.4, quality_proxy=lost))
     bound = made("seer", summary(9.1, labels={"knows_future": "knows the future (x)"}))
     low = made("int4", summary(7.0, budget={"slots": {"int4": 8}}))
     runs = [TWO[0], other, bound, low, made("still", summary(None))]
