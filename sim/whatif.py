@@ -31,6 +31,7 @@ from sim.answers.whatif_questions import (
     Question,
     of_run,
     of_share,
+    waiting_share,
 )
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.files import write_json, writing
@@ -179,7 +180,7 @@ def _rows(value: float, series: Mapping[str, Trial], against: str) -> Iterable[R
             name,
             tokens_per_s(one),
             summary["ci95"]["decode_tokens_per_s"],
-            sum(summary["stall_s"].values()) / summary["makespan_s"],
+            waiting_share(summary),
             summary["hit_ratio"],
             faster.speedup if faster else None,
             faster.interval if faster else None,

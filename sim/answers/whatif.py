@@ -12,9 +12,9 @@ class Row:
     """One simulated point of a curve.
 
     ``value`` is what is varied. ``interval`` is the 95 % interval of the speed over sequences,
-    ``waiting`` the share of the makespan that is idle. ``speedup`` is over the last series, None of
-    that one itself, and where that one cannot run. ``slots_a_layer``: how many experts at the
-    highest precision the device's slots hold, over the layers with experts.
+    ``waiting`` the share that is idle of the time with something to do. ``speedup`` is over the last
+    series, None of that one itself, and where that one cannot run. ``slots_a_layer``: how many
+    experts at the highest precision the device's slots hold, over the layers with experts.
     """
 
     value: float

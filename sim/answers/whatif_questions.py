@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from sim.answers import closed_forms
 from sim.answers.link_words import with_peak
@@ -94,13 +95,23 @@ def _of_links(question: Question, run: Run) -> Question:
     )
 
 
-def _waits_more(at: Mapping[str, Trial]) -> float:
-    """Waiting time less computing time, in seconds. With nothing to do the stream waits for nothing
-    that memory or a link could bring.
+def waiting_s(summary: Mapping[str, Any]) -> float:
+    """How long the stream waits, in seconds. With nothing to do it waits for nothing that memory or
+    a link could bring.
     """
+    return float(sum({**summary["stall_s"], NOTHING_TO_DO: 0.0}.values()))
+
+
+def waiting_share(summary: Mapping[str, Any]) -> float:
+    """The share of the time with something to do in which the stream waits."""
+    busy_s = summary["makespan_s"] - summary["stall_s"].get(NOTHING_TO_DO, 0.0)
+    return float(waiting_s(summary) / busy_s)
+
+
+def _waits_more(at: Mapping[str, Trial]) -> float:
+    """Waiting time less computing time, in seconds."""
     (one,) = at.values()
-    waits = {**one.summary["stall_s"], NOTHING_TO_DO: 0.0}
-    return float(sum(waits.values()) - one.summary["compute_busy_s"])
+    return waiting_s(one.summary) - float(one.summary["compute_busy_s"])
 
 
 def _first_is_slower(at: Mapping[str, Trial]) -> float:

@@ -51,8 +51,8 @@ class Pool:
         summary = {
             "decode_tokens_per_s": speed,
             "ci95": {"decode_tokens_per_s": (speed - 1, speed + 1)},
-            "stall_s": {"demand": 1.0, "host": 2.0},
-            "makespan_s": 4.0,
+            "stall_s": {"demand": 1.0, "host": 2.0, "no_request": 6.0},
+            "makespan_s": 10.0,
             "compute_busy_s": 1.0,
             "hit_ratio": 0.5,
             "labels": {},

@@ -19,6 +19,7 @@ from sim.answers.whatif_questions import (
     of_run,
     once_allocated,
     tokens_that_fill,
+    waiting_share,
 )
 from sim.machine.ledger import Ledger
 from sim.machine.link import Link
@@ -143,6 +144,7 @@ def test_a_wait_for_requests_is_none_that_memory_or_a_link_could_end(name: str) 
     assert asked.difference is not None
     one = trial_of(stall_s={"demand": 3.0, "no_request": 40.0}, compute_busy_s=5.0)
     assert asked.difference({"decode": one}) == -2
+    assert waiting_share({**one.summary, "makespan_s": 48.0}) == 3 / 8
     timed = of_run(asked, machine(workload=SimpleNamespace(is_timed=True)))
     assert timed.told == tuple(f"{text} (waiting for requests aside)" for text in asked.told)
     drafts = QUESTIONS["drafts"]
