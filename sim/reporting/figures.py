@@ -151,7 +151,10 @@ def memory(axis: Any, runs: Runs) -> None:
         if found is not None:
             # The value changes with every transfer, so its mean over each interval is shown.
             edges, middles = _parts_of(run)
-            axis.plot(middles, means_between(*found, edges), label=run.label)
+            means = means_between(*found, edges)
+            # Pools may hold more than their plan: a batch, or what keys and values leave.
+            most = max(most, float(means.max()))
+            axis.plot(middles, means, label=run.label)
         elif run.is_staged:
             axis.plot([], [], " ", label=f"{run.label}: not told (staging)")
     axis.set(

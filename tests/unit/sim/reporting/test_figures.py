@@ -359,6 +359,11 @@ def test_what_is_on_the_device_grows_by_arrivals_and_shrinks_by_victims(
     assert axis.get_ylim() == (0, pytest.approx(1.08 * 3))
     assert axis.get_xlabel() == "time (s)"
     assert axis.get_ylabel() == "experts in the device's slots (GiB), mean"
+    axis.clear()
+    narrow = summary(1.0, budget=FAST["budget"] | {"device_bytes": GIB // 4})
+    figures.memory(axis, [made("a", narrow, folder)])
+    assert axis.get_ylim() == (0, pytest.approx(1.08 * first)), "more than its slots' plan"
+    assert is_all_inside(axis)
 
 
 def test_a_point_of_speed_and_loss_is_a_run_and_has_its_name(axis: Any) -> None:
