@@ -172,10 +172,14 @@ class ReportedRun:
         # The first victim of a transfer stands in the transfer's row; further victims, and trimmed
         # keys, stand only among the decisions.
         firsts = experts.filter(pl.col("victim").is_not_null()).select(
-            at=pl.col("start_ns"), key=pl.col("victim")
+            "hop", at=pl.col("start_ns"), key=pl.col("victim")
         )
-        others = decisions.filter(pl.col("kind") == "evict").join(gate_ns, on="tick", how="inner")
-        gone = pl.concat([firsts, others.select(at=pl.col("gate_ns"), key=pl.col("key"))])
+        evicted = decisions.filter(pl.col("kind") == "evict").join(gate_ns, on="tick", how="inner")
+        others = _without(
+            evicted.select(at=pl.col("gate_ns"), key=pl.col("key")),
+            firsts.filter(pl.col("hop") > 0).drop("hop"),
+        )
+        gone = pl.concat([firsts.drop("hop"), others])
         # Transfers that were cut and given up have an end, too, but never arrived.
         arrived = experts.filter(
             pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True)
@@ -189,6 +193,21 @@ class ReportedRun:
         change = changes["sign"] * places.replace_strict(sizes, return_dtype=pl.Int64)
         held = budget["initial_bytes"] + np.cumsum(np.append(0, change.to_numpy()))
         return np.append(0, changes["at"].to_numpy()) / 1e9, held / GIB
+
+
+def _without(evicted: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+    """The rows of ``evicted`` but for the last one of each ``named`` key up to its time.
+
+    A transfer that came over another link before has no victim when it is first issued. So its first
+    victim stands among the decisions, too.
+    """
+    rows = evicted.with_row_index()
+    both = pl.concat(
+        [rows.with_columns(is_named=False), named.with_columns(is_named=True)], how="diagonal"
+    )
+    last = both.sort("at", "is_named").with_columns(pl.col("index").forward_fill().over("key"))
+    again = last.filter("is_named").select("index")
+    return rows.join(again, on="index", how="anti").select("at", "key")
 
 
 def read_runs(directories: Sequence[Path]) -> list[ReportedRun]:

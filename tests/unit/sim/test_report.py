@@ -141,6 +141,8 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
         ("system=lru", "workload.kv_allocation=growing", "++model.kv_bits=100000"),
         ("system=hobbit", "loader.chunk_bytes=65536"),
         ("system=lru", "hardware=rtx4090_nvme"),
+        ("system=lru", "hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.001"),
+        ("system=hobbit", "hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.001"),
         ("system=lru", "devices=layers_2", "cache.initial=empty"),
         ("system=lru", "devices=owners_2", "cache.initial=empty"),
         (

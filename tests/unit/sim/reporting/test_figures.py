@@ -213,7 +213,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in rows:
         row["start_ns"] = int(row["start_ns"] * 1e9)
         row["end_ns"] = None if row["end_ns"] is None else int(row["end_ns"] * 1e9)
-    pl.DataFrame(rows).write_parquet(place / "transfers.parquet")
+    pl.DataFrame(rows).with_columns(hop=0).write_parquet(place / "transfers.parquet")
     pl.DataFrame(
         {"kind": ["issue", "evict", "lookup"], "tick": [2, 5, 5], "key": [0, 5, 1]}
     ).write_parquet(place / "decisions.parquet")

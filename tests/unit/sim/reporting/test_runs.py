@@ -83,6 +83,7 @@ def test_what_is_on_the_device_is_known_from_all_files_of_a_run_without_staging(
         {
             "class": ["demand"],
             "link": ["pcie"],
+            "hop": [0],
             "start_ns": [1],
             "end_ns": [2],
             "key": [0],
