@@ -139,9 +139,10 @@ def _evicted(run: RunLog, names: Names, key: int, gone: Event) -> str:
     spares = kind == "prefetch" or run.choice("loader", "demand_evicts") == "unmasked"
     free = "neither pinned nor forecast" if spares else "not pinned, what was forecast coming last"
     parts = [f"{who}: {run.mechanism('cache')} ranked it lowest of what was {free}."]
-    pinned = [k for k, _ in run.needs_at(gone.tick) if k >= 0] if run.is_gate(gone.tick) else []
+    pinned = run.admitted_by(gone.tick, gone.call) if run.is_gate(gone.tick) else []
     if pinned:
-        parts.append(f"Pinned then, as that gate's needs: {names.keys(pinned)}.")
+        until = ", each until it was computed" if run.has_waves(gone.tick) else ""
+        parts.append(f"Pinned then, as that gate's needs{until}: {names.keys(pinned)}.")
     if kept := _kept(run, key, gone, pinned):
         parts.append(
             f"Of what it kept then, the first to go was {names.key(kept[0])}, at"

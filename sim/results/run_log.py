@@ -408,9 +408,15 @@ class RunLog:
                 return True
         return False
 
-    def needs_at(self, tick: int) -> list[tuple[int, str]]:
-        """The serving keys and outcomes of a gate's needs, in need order."""
-        return self.lookups.filter(pl.col("tick") == tick).select("key", "outcome").rows()
+    def admitted_by(self, tick: int, call: int) -> list[int]:
+        """The serving keys of a gate's needs that were admitted by ``call``, in need order."""
+        keys = self.lookups.filter(pl.col("tick") == tick)["key"].to_list()
+        return [key for key in keys if key >= 0 and self._lookup_calls[tick, key] <= call]
+
+    def has_waves(self, tick: int) -> bool:
+        """Whether a gate's needs were admitted at several times."""
+        calls = self._own_lookups.filter(pl.col("tick") == tick)["call"]
+        return calls.n_unique() > 1
 
     def uses_of(self, key: int) -> list[int]:
         """The ticks of the gates that a key served."""

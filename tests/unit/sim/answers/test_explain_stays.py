@@ -40,6 +40,7 @@ def run_of(
     there: bool = False,
     others: Sequence[Move] = (),
     needs: Sequence[int] = (),
+    waves: bool = False,
     trims: bool = False,
     evicted: Sequence[tuple[int, int]] = (),
     **choices: Any,
@@ -59,7 +60,8 @@ def run_of(
         is_there=lambda key, tick: there,
         uses_of=lambda key: list(uses),
         moves_of=lambda key: [one for one in others if one.key == key],
-        needs_at=lambda tick: [(key, "hit") for key in needs],
+        admitted_by=lambda tick, call: list(needs),
+        has_waves=lambda tick: waves,
         trims_at=lambda call: trims,
         is_gate=lambda tick: tick >= 0,
         gate=lambda tick: (tick // 2, tick % 2, 10 * MS * tick),
@@ -243,13 +245,19 @@ def test_the_last_stay_tells_how_it_came_and_its_last_use(
             3,
             {
                 "others": [move(4, 9, key=3)],
-                "needs": [3, -1, 1],
+                "needs": [3, 1],
                 "evicted": [(40, 2), (46, 6)],
                 "there": True,
             },
             f"It was evicted for a demand of site 0 expert 3: {FORECAST_LAST} Pinned then, as that"
             " gate's needs: site 0 expert 3, site 0 expert 1. Of what it kept then, the first to go"
             " was site 1 expert 1, at tick 4 (step 2, site 0).",
+        ),
+        (
+            3,
+            {"needs": [3, 1], "waves": True},
+            f"It was evicted for a transfer of site 0 expert 3: {FORECAST_LAST} Pinned then, as"
+            " that gate's needs, each until it was computed: site 0 expert 3, site 0 expert 1.",
         ),
     ],
 )

@@ -119,7 +119,9 @@ def test_gates_that_had_needs_have_a_step_a_site_and_a_time(log: RunLog) -> None
     assert [log.ticks_of_step(step) for step in (0, 1, 2)] == [[0, 1], [3], []]
     before = [[log.last_gate(site, tick) for tick in range(6)] for site in (0, 1)]
     assert before == [[-1, 0, 0, 0, 3, 3], [-1, -1, 1, 1, 1, 1]]
-    assert log.needs_at(1) == [(13, "high_for_low"), (-1, "skip"), (6, "miss")]
+    assert [log.admitted_by(1, call) for call in (4, 5)] == [[], [13, 6]]
+    assert [log.admitted_by(3, call) for call in (6, 7)] == [[2], [2, 0]]
+    assert [log.has_waves(tick) for tick in (0, 1, 3)] == [False, False, True]
     assert [log.uses_of(key) for key in (2, 6, 3)] == [[0, 3], [1], []]
 
 
