@@ -240,6 +240,7 @@ class StepGate:
 
     def _forecasts(self) -> list[list[RoutedChoice]]:
         """The step's forecasts by forecasting site, nearest first; made at the first request."""
+        self._require_lookahead()
         found = self._routes
         if self._row < 0 or not self._choices.is_whole_forecast[self._row]:
             found = [list(takewhile(_HAS_KEYS, choices)) for choices in found]
@@ -344,7 +345,15 @@ class StepGate:
         ]
         return in_order
 
+    def _require_lookahead(self) -> None:
+        if not self._choices.depth:
+            raise RuntimeError(
+                "no policy asked for lookahead scores; declare"
+                " requires = Requires(lookahead_sites=...)"
+            )
+
     def lookahead(self, j: int) -> FloatArray | None:
+        self._require_lookahead()
         if j > self._choices.reach[self.site]:
             return None
         scores = self.workload.trace.lookahead[self.workload.norm][
@@ -360,6 +369,7 @@ class StepGate:
 
     def _rank(self, rule: RowRule, j: int) -> dict[int, RowForecast]:
         """What a rule names by the lookahead scores of the step, by the site that forecasts."""
+        self._require_lookahead()
         scores = self.workload.trace.lookahead[self.workload.norm][self._trace_rows(), :, j - 1]
         has = np.isfinite(scores).all(axis=(0, 2)) & (np.array(self._choices.reach) >= j)
         sites = np.flatnonzero(has)

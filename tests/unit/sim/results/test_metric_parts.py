@@ -107,6 +107,7 @@ def test_a_cold_start_takes_every_link_that_is_crossed(ram: Any, expected_ns: in
     slots = like(initial=[1, 2], key_bytes={1: 7, 2: 9})
     found = run(slots=slots, ram=ram)
     found.durations, found.ledger = like(hop_ns=hop_ns), like(dense_bytes=100)
+    found.hardware = like(devices=None)
     assert _load_ns(found) == expected_ns
 
 
@@ -115,7 +116,15 @@ def test_of_several_devices_each_has_its_contents_over_its_own_link() -> None:
     route = like(link_of=(0, 0, 0, 0, 1, 1, 1, 1), links=2)
     found = run(slots=like(initial=[1, 12], key_bytes={1: 7, 12: 9}), route=route)
     found.durations, found.ledger = like(hop_ns=hop_ns), like(dense_bytes=100)
+    found.hardware = like(devices=like(copies=1))
     assert _load_ns(found) == 9_107
+
+
+def test_a_copy_of_the_dense_weights_is_loaded_in_equal_parts() -> None:
+    found = run(slots=like(initial=[], key_bytes={}))
+    found.durations, found.ledger = like(hop_ns=hop_ns), like(dense_bytes=100)
+    found.hardware = like(devices=like(copies=3))
+    assert _load_ns(found) == 34_034_034
 
 
 def test_a_ram_tier_tells_its_capacity_and_the_share_of_hits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from sim.traces.routing import RoutingRule
 from sim.traces.trace import read_trace
 from sim.workload import choices
 from sim.workload.choices import Choices
+from sim.workload.gates import StepGate
 from sim.workload.steps import Workload
 
 
@@ -187,3 +189,23 @@ def test_what_a_gate_has_made_for_a_step_or_a_run_is_made_once(
         assert asked.count("forecast_union") == 2
     else:
         assert counts == {"union": 0, "rule": 2, "names": 4}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda gate: gate.routed(1),
+        lambda gate: gate.forecasts(1),
+        lambda gate: gate.lookahead(1),
+        lambda gate: gate.ranked(lambda scores, top_k: (scores, scores), 1),
+    ],
+)
+def test_lookahead_that_no_policy_declared_is_refused_with_the_declaration(
+    ask: Callable[[StepGate], Any],
+) -> None:
+    workload = Workload(read_trace(BUNDLED), split="eval", max_sequences=1)
+    gate = workload.gate()
+    gate.open(workload.steps[0])
+    gate.visit(0)
+    with pytest.raises(RuntimeError, match=r"declare requires = Requires\(lookahead_sites=\.\.\."):
+        ask(gate)
