@@ -28,7 +28,6 @@ def bounds_section(bounds: Bounds | None, is_timed: bool) -> dict[str, Any]:
         "method": NOT_COMPUTED if bounds is None else f"{bounds.method}{steps}",
         "belady_loads": None if bounds is None else bounds.belady_loads,
         "why_no_belady": None if bounds is None else bounds.why_no_belady,
-        "oracle_s": None,
     }
 
 

@@ -55,7 +55,6 @@ NOT_RECOMPUTED = {
     "bounds.method",
     "bounds.belady_loads",
     "bounds.why_no_belady",
-    "bounds.oracle_s",
     "labels.transplanted",
     "labels.part",
     "labels.synthetic",

@@ -26,7 +26,6 @@ SECTION = {
     "method": "relaxation",
     "belady_loads": 7,
     "why_no_belady": None,
-    "oracle_s": None,
 }
 
 
