@@ -49,7 +49,11 @@ class Compute:
             )
 
     def operation_ns(self, flops: float, moved_bytes: float, launches: int) -> int:
-        return _roofline_ns(self, flops, moved_bytes) + launches * us(self.launch_us)
+        return self.operations_ns(((flops, moved_bytes),), launches)
+
+    def operations_ns(self, parts: Iterable[tuple[float, float]], launches: int) -> int:
+        """The time of operations one after another: the flops and bytes of each, and all launches."""
+        return _roofline_ns(self, parts) + launches * us(self.launch_us)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Cpu:
         require_range("hardware.cpu.round_trip_us", self.round_trip_us, 0, 1e7, "microseconds")
 
     def operation_ns(self, flops: float, moved_bytes: float) -> int:
-        return _roofline_ns(self, flops, moved_bytes) + us(self.round_trip_us)
+        return _roofline_ns(self, ((flops, moved_bytes),)) + us(self.round_trip_us)
 
 
 def _check_roofline(place: str, part: Compute | Cpu) -> None:
@@ -81,10 +85,12 @@ def _check_roofline(place: str, part: Compute | Cpu) -> None:
         require_range(f"{place}.{name}", getattr(part, name), 1e-3, 1, "a share of the peak")
 
 
-def _roofline_ns(part: Compute | Cpu, flops: float, moved_bytes: float) -> int:
-    flops_s = flops / (tflops(part.peak_tflops) * part.flops_efficiency)
-    memory_s = moved_bytes / (gb_per_s(part.memory_gb_per_s) * part.memory_efficiency)
-    return round(max(flops_s, memory_s) * NS_PER_S)
+def _roofline_ns(part: Compute | Cpu, operations: Iterable[tuple[float, float]]) -> int:
+    """The time of operations one after another. Rounding happens once."""
+    flops_per_s = tflops(part.peak_tflops) * part.flops_efficiency
+    bytes_per_s = gb_per_s(part.memory_gb_per_s) * part.memory_efficiency
+    seconds = (max(flops / flops_per_s, moved / bytes_per_s) for flops, moved in operations)
+    return round(sum(seconds) * NS_PER_S)
 
 
 Slowed = TypeVar("Slowed", Link, Compute, Cpu)

@@ -25,10 +25,10 @@ class Roofline:
 
     Implements ``Durations``, ``ContendedDurations`` and ``LanedDurations``.
 
-    - Each sequence of a step attends to its own context, with its own rows. Prefill's causal
-      attention reads half its own rows on average. A layer with a window attends to no more tokens,
-      and reads those of all its rows. The LM head runs for the last row of each sequence, and for
-      every decoded row.
+    - Each sequence of a step attends to its own context, with its own rows. Attention runs after the
+      projections, not beside them. Prefill's causal attention reads half its own rows on average. A
+      layer with a window attends to no more tokens, and reads those of all its rows. The LM head
+      runs for the last row of each sequence, and for every decoded row.
     - ``site_bytes[precision][site]`` is given where a variant's bytes differ between sites; its
       work is then in proportion to them.
     - ``active_share`` is the share of an expert's moved weights that one token reads (FloE's sparse
@@ -163,19 +163,20 @@ class Roofline:
                 return least_ns
         encodes = m.is_encoder(site)
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
-        flops, kv_bytes = float(2 * rows * params), 0.0
+        attention_flops, kv_bytes = 0.0, 0.0
         for window, count in windows:
             for own_rows, tokens, _ in shares:
                 attended = tokens if encodes else attended_tokens(tokens, own_rows, window)
-                flops += count * own_rows * attended * m.attention_flops
+                attention_flops += count * own_rows * attended * m.attention_flops
                 kv_bytes += count * m.layer_kv_bytes * read_tokens(tokens, own_rows, window)
         launches = (
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
             + self._layer_launches
         )
-        formula_ns = compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
-        return max(least_ns, formula_ns)
+        of_weights = float(2 * rows * params), params * m.dense_bits / 8
+        of_attention = attention_flops, kv_bytes
+        return max(least_ns, compute.operations_ns((of_weights, of_attention), launches))
 
     def tail_ns(self, step: Step) -> int:
         """The time of the LM head.

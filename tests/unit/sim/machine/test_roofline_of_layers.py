@@ -62,6 +62,18 @@ def test_compressed_keys_and_values_are_what_is_read_of_the_context() -> None:
     )
 
 
+# Contracts: C81
+def test_attention_bound_by_arithmetic_does_not_hide_behind_the_bytes_of_weights() -> None:
+    """With 200 heads a block has 34,986 parameters: 69,972 B take 699.72 ns, their FLOPs 70.
+
+    At token 50 attention has 50 * 2 * 200 * (2 * 10 + 6) = 520,000 FLOPs: 520 ns, where its 1,600 B
+    take 16. It comes after the projections: 1,220 ns.
+    """
+    latent = LatentAttention(query_rank=0, kv_rank=10, rope_dim=6, nope_dim=4, value_dim=3)
+    many = durations(latent=latent, heads=200, head_dim=10)
+    assert list(many.dense_ns(step(1, 50, True))) == [1_220 + 2 * LAUNCH] * 3
+
+
 # Contracts: C151
 def test_drafts_take_a_layer_its_experts_and_the_head_one_after_another_before_the_first_site() -> (
     None
