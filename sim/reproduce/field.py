@@ -24,7 +24,8 @@ from sim.values.fields import HEADER_FILE
 FILE = FOLDER / "field.csv"
 LIKE, NEXT = "qwen3_30b_a3b", "qwen3_8_flash_next"
 LIKE_KEY = "like"
-WORDS = (f"model={LIKE}", "precision=int4", "trace.max_sequences=1")
+ONE = ("precision=int4", "trace.max_sequences=1")
+WORDS = (f"model={LIKE}", *ONE)
 GATES: Mapping[str, tuple[str, ...]] = {
     LIKE: WORDS,
     NEXT: (
@@ -42,11 +43,18 @@ GATES: Mapping[str, tuple[str, ...]] = {
         f"model.gates_of=synthetic_{NEXT}",
         f"model.sizes_of={NEXT}",
     ),
+    "gpt_oss_120b": ("model=gpt_oss_120b", *ONE),
+    **{
+        name: (f"model={name}", *ONE, f"model.gates_of=synthetic_{name}", f"model.sizes_of={name}")
+        for name in ("qwen3_235b_a22b", "deepseek_v3", "deepseek_v2_lite")
+    },
 }
 """By the model whose gates a row has, the words of all its rows. ``like=`` in a row's words names it.
 
-Of Qwen3.8-Flash-Next every fourth layer attends to all tokens, and the others keep a state, of
-which nothing is counted. Its dense weights are 3.4 GB without embedding and head.
+Of Qwen3.8-Flash-Next every fourth layer attends to all tokens, as engines do that mask what its
+indexer does not pick; one that gathers the 2,048 tokens it picks has ``model.windows=[1,1,1,2048]``.
+The others keep a state, of which nothing is counted. Its dense weights are 3.4 GB without embedding
+and head. The last four are models of the catalogue: their runs have whole layers on the CPU, or none.
 """
 
 

@@ -13,17 +13,20 @@ from rich.console import Console
 from sim.reproduce import field
 from sim.reproduce.__main__ import main
 from sim.reproduce.field import (
+    GATES,
     LIKE,
     NEXT,
     Published,
     Row,
     check_gates,
+    like_of,
     on_gates,
     published,
     rows,
     table,
 )
 from sim.reproduce.field_figures import slots_table, splits
+from sim.study.trials import prepared
 from sim.traces.header import ModelShape
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import write_trace
@@ -31,14 +34,21 @@ from sim.traces.trace import write_trace
 HEAD = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,drawn,words\n"
 
 
-SHAPE = ModelShape(f"synthetic_{NEXT}", "none", 48, 512, 10, 2560, 640)
+SHAPES = {
+    LIKE: PRESETS[LIKE],
+    NEXT: ModelShape(f"synthetic_{NEXT}", "none", 48, 512, 10, 2560, 640),
+    "gpt_oss_120b": ModelShape("synthetic_gpt_oss_120b", "none", 36, 128, 4, 2880, 2880),
+    "qwen3_235b_a22b": ModelShape("synthetic_qwen3_235b_a22b", "none", 94, 128, 8, 4096, 1536),
+    "deepseek_v3": ModelShape("synthetic_deepseek_v3", "none", 58, 256, 8, 7168, 2048),
+    "deepseek_v2_lite": ModelShape("synthetic_deepseek_v2_lite", "none", 26, 64, 6, 2048, 1408),
+}
 
 
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tokens of each model's shape, and as many to fit on."""
     folder = tmp_path_factory.mktemp("gates")
-    for name, shape in ((LIKE, PRESETS[LIKE]), (NEXT, SHAPE)):
+    for name, shape in SHAPES.items():
         write_trace(folder / name, synthesize(shape, tokens=3, prompt_tokens=1, sequences=2))
     return folder
 
@@ -75,7 +85,27 @@ def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
         if row.hit_ratio in (0, 1):
             assert row.ratio == pytest.approx(1, abs=0.01), name
             exact.add(name)
-    assert {"imp30-resident", "bm-c0", "ds4-gb10-inert"} <= exact
+    assert {"imp30-resident", "bm-c0", "ds4-gb10-inert", "ik-r1-a6000-0k", "pp122-cpu"} <= exact
+
+
+def test_every_model_whose_gates_a_run_has_has_its_own_words_and_a_run() -> None:
+    """A model of the catalogue is named by its words, and another one by those of its sizes."""
+    used = {like_of(one.words) for one in published()}
+    assert used == set(GATES) == set(SHAPES)
+    for name, words in GATES.items():
+        named = {
+            word.partition("=")[2] for word in words if word.startswith(("model=", "model.si"))
+        }
+        assert name in named
+
+
+def test_words_of_all_runs_of_a_model_compose_and_fit_its_gates(gates: Path) -> None:
+    """A run with every layer on the CPU, of each model: the gates are of its layers and experts."""
+    for name in GATES:
+        words = (f"like={name}", "system=llama_cpp_n_cpu_moe", "cache.quotas.n_cpu_moe=all")
+        run = prepared(on_gates(gates, [*words, "budget.resident_share=0.0001"]))
+        shape = SHAPES[name]
+        assert (run.model.sites, run.model.experts) == (shape.sites, shape.experts)
 
 
 def test_a_runs_own_words_take_the_place_of_those_of_all_on_its_models_gates(
