@@ -39,6 +39,8 @@ def _same(bits: float) -> Precision:
 
 
 PROJECTIONS = ("gate", "up", "down")
+# The bits a weight of llama.cpp's super-blocks of 256 weights: so many bytes each.
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS = (size * 8 / 256 for size in (84, 110, 144, 176, 210, 66))
 PRECISIONS = {
     "fp32": _same(32.0),
     "fp16": _same(16.0),
@@ -62,9 +64,19 @@ PRECISIONS = {
     "hqq2_g16": _same(
         2 + 16 / 16
     ),  # 8-bit scale and zero for each 16 weights (demo of mixtral-offloading@ce54518)
-    # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down
-    # projections of half of the layers, in 210 bytes (Q6_K); the mean over layers stands for each.
-    "q4_k_m": Precision(144 * 8 / 256, 144 * 8 / 256, (144 + 210) / 2 * 8 / 256),
+    # llama.cpp's files (ggml-common.h has the blocks, llama-quant.cpp the mixtures). Where its
+    # down projections are of two formats, the mean over layers stands for each.
+    "q8_0": _same(34 * 8 / 32),
+    "q6_k": _same(Q6_K),
+    "q5_k_m": Precision(Q5_K, Q5_K, (Q5_K + Q6_K) / 2),
+    "q4_k_m": Precision(Q4_K, Q4_K, (Q4_K + Q6_K) / 2),
+    "q4_0": _same(18 * 8 / 32),
+    "q3_k_m": Precision(Q3_K, Q3_K, (15 * Q4_K + Q5_K) / 16),
+    "q2_k": Precision(Q2_K, Q2_K, Q3_K),
+    # with an importance matrix, as they are published
+    "iq4_xs": _same(136 * 8 / 256),
+    "iq3_xxs": _same(98 * 8 / 256),
+    "iq2_xxs": Precision(IQ2_XXS, IQ2_XXS, (7 * IQ2_XXS + Q2_K) / 8),
     # FloE section 3.2: up projections are resident in HQQ INT2; gate and down projections are in
     # fp16 and are moved when needed.
     "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),

@@ -24,6 +24,11 @@ from sim.machine.precision import PRECISION_BITS, PRECISIONS, Precision, in_four
         ("hqq4_g64", 4.5),
         ("hqq2_g64", 2.5),
         ("hqq2_g16", 3),
+        ("q8_0", 8.5),
+        ("q6_k", 6.5625),
+        ("q4_0", 4.5),
+        ("iq4_xs", 4.25),
+        ("iq3_xxs", 3.0625),
     ],
 )
 def test_a_uniform_precision_has_as_many_bits_in_every_projection(name: str, bits: float) -> None:
@@ -35,6 +40,19 @@ def test_a_uniform_precision_has_as_many_bits_in_every_projection(name: str, bit
     assert one.bits(3, resident=True) == 0
 
 
+def test_files_of_two_formats_have_the_mean_of_their_layers_in_the_down_projection() -> None:
+    """Half of the layers in six bits, a sixteenth in five, an eighth in Q2_K, or all in three."""
+    mixed = {name: one for name, one in PRECISIONS.items() if not one.is_uniform}
+    assert {name: (one.gate, one.up, one.down) for name, one in mixed.items()} == {
+        "q5_k_m": (5.5, 5.5, 6.03125),
+        "q4_k_m": (4.5, 4.5, 5.53125),
+        "q3_k_m": (3.4375, 3.4375, 4.5625),
+        "q2_k": (2.625, 2.625, 3.4375),
+        "iq2_xxs": (2.0625, 2.0625, 2.1328125),
+        "floe": (16, 2.5, 16),
+    }
+
+
 def test_two_precisions_differ_by_projection() -> None:
     """144 bytes of 256 weights are 4.5 bits, 210 bytes 6.5625, and their mean 5.53125."""
     one, floe = PRECISIONS["q4_k_m"], PRECISIONS["floe"]
@@ -43,7 +61,6 @@ def test_two_precisions_differ_by_projection() -> None:
     assert (floe.gate, floe.up, floe.down, floe.resident) == (16, 2.5, 16, ("up",))
     assert (floe.bits(3), floe.bits(3, resident=True)) == (32, 2.5)
     assert (floe.bits(2), floe.bits(2, resident=True)) == (16, 2.5)
-    assert [name for name, one in PRECISIONS.items() if not one.is_uniform] == ["q4_k_m", "floe"]
     assert not Precision(1, 2, 1).is_uniform
     assert not Precision(2, 1, 1).is_uniform
     assert not Precision(1, 1, 1, ("up",)).is_uniform

@@ -183,6 +183,15 @@ PROJECTION = 4096 * 14336
         ("hqq2_g64", 3 * (PROJECTION // 4 + PROJECTION // 64 * 4)),
         ("hqq2_g16", 3 * (PROJECTION // 4 + PROJECTION // 16 * 2)),  # two bytes for each 16
         ("q4_k_m", PROJECTION // 256 * (144 + 144 + (144 + 210) // 2)),  # super-blocks of 256
+        ("q8_0", 3 * (PROJECTION + PROJECTION // 32 * 2)),  # an fp16 scale for each 32
+        ("q4_0", 3 * (PROJECTION // 2 + PROJECTION // 32 * 2)),
+        ("q6_k", PROJECTION // 256 * 3 * 210),
+        ("q5_k_m", PROJECTION // 256 * (176 + 176 + (176 + 210) // 2)),
+        ("q3_k_m", PROJECTION // 256 * (110 + 110 + (15 * 144 + 176) // 16)),
+        ("q2_k", PROJECTION // 256 * (84 + 84 + 110)),
+        ("iq4_xs", PROJECTION // 256 * 3 * 136),
+        ("iq3_xxs", PROJECTION // 256 * 3 * 98),
+        ("iq2_xxs", PROJECTION // 256 // 8 * (8 * (66 + 66) + 7 * 66 + 84)),
         ("floe", 2 * PROJECTION * 2),  # gate and down at 16 bits
     ],
 )
