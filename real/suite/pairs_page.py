@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +17,7 @@ from sim.results.labels import Labels, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
 
 PHONE = "OnePlus 15R"
+PUBLISHED = "runs that others published"
 MOST_STALL, MOST_WALL = 0.043, 0.11
 """The median errors asked of the phone's tokens: below a straight line on the bytes that were read,
 which has 4.3 % for stalls; and 11 % of the wall time."""
@@ -110,10 +113,12 @@ def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
-    """Draw every pair but waits, predicted over measured; write the figure beside ``stem``."""
+    """Draw every pair but waits, predicted over measured; write the figure beside ``stem``. Colours
+    tell what a prediction is made of, marks where it ran.
+    """
     shown = [pair for pair in pairs if pair.quantity in (TOKEN, STEP, ONE)]
-    colours = colours_of(pair.machine for pair in shown)
-    bases = list(dict.fromkeys(pair.basis for pair in shown))
+    colours = _each(map(attrgetter("basis"), shown), COLOURS)
+    marks = _each(map(_place, shown), MARKERS)
     with looks(stem.name) as plt:
         figure, axis = plt.subplots(figsize=(8.6, 5.6), layout="constrained")
         times = [1e3 * time for pair in shown for time in (pair.measured_s, pair.predicted_s)]
@@ -127,18 +132,18 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
             zorder=-1,
         )
         for pair in shown:
-            colour = colours[pair.machine]
+            colour = colours[pair.basis]
             axis.plot(
                 1e3 * pair.measured_s,
                 1e3 * pair.predicted_s,
-                MARKERS[bases.index(pair.basis) % len(MARKERS)],
+                marks[_place(pair)],
                 color=colour,
                 markerfacecolor=colour if pair.is_scored else "none",
                 markersize=NARROW if pair.quantity == ONE else WIDE,
                 markeredgewidth=0.5 if pair.quantity == ONE else 0.9,
                 alpha=0.8,
             )
-        _legend(axis, colours, bases)
+        _legend(axis, colours, marks)
         axis.set(
             xscale="log",
             yscale="log",
@@ -151,37 +156,43 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
         figure.suptitle(
             "filled: the run had no part in its prediction; grey: within 25 %", fontsize=9
         )
-        write_on(figure, named(shown), LETTERS)
+        write_on(figure, _labels(shown), LETTERS)
         return save(figure, stem)
 
 
-def colours_of(machines: Iterable[str]) -> dict[str, str]:
-    """A colour for each machine; one card has the same, however many, and whatever ran on it."""
-    names = list(dict.fromkeys(machines))
-    cards = list(dict.fromkeys(_card(name) for name in names))
-    return {name: COLOURS[cards.index(_card(name)) % len(COLOURS)] for name in names}
+def _place(pair: Pair) -> str:
+    """Where a pair's run was: on a machine of ours, or on one of many that others have."""
+    return PUBLISHED if pair.source == "published" else re.sub(r", .*$", "", pair.machine)
 
 
-def _card(machine: str) -> str:
-    return re.sub(r"^\d+ x |, .*$", "", machine)
+def _each(names: Iterable[str], looks_of: Sequence[str]) -> dict[str, str]:
+    """A look for each name, in the order in which they come first."""
+    return dict(zip(dict.fromkeys(names), cycle(looks_of), strict=False))
 
 
-def _legend(axis: Any, colours: Mapping[str, str], bases: Sequence[str]) -> None:
-    """Colours of machines, marks of what a prediction is made from."""
+def _legend(axis: Any, colours: Mapping[str, str], marks: Mapping[str, str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    of_colour: dict[str, list[str]] = {}
-    for machine, colour in colours.items():
-        of_colour.setdefault(colour, []).append(machine)
-    marks: list[object] = [
-        Patch(color=colour, label=", ".join(machines)) for colour, machines in of_colour.items()
+    handles: list[object] = [Patch(color=colour, label=basis) for basis, colour in colours.items()]
+    handles += [
+        Line2D([], [], color="0.4", marker=mark, linestyle="", label=place)
+        for place, mark in marks.items()
     ]
-    marks += [
-        Line2D([], [], color="0.4", marker=MARKERS[at % len(MARKERS)], linestyle="", label=name)
-        for at, name in enumerate(bases)
-    ]
-    axis.legend(handles=marks, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axis.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _labels(pairs: Sequence[Pair]) -> list[tuple[str, Labels]]:
+    """The labels of the figure: those of published runs are too many to be told one by one."""
+    published = [pair for pair in pairs if pair.source == "published"]
+    told = named([pair for pair in pairs if pair.source != "published"])
+    gates = dict.fromkeys(pair.gates for pair in published if pair.gates)
+    if gates:
+        moved = sum("TRANSPLANTED" in text for text in gates)
+        count = len(dict.fromkeys(pair.machine for pair in published))
+        text = f"SYNTHETIC gates of {len(gates)} kinds, {moved} of them TRANSPLANTED"
+        told.append((f"{PUBLISHED}, {count} machines", Labels(synthetic=text)))
+    return told
 
 
 def named(pairs: Sequence[Pair]) -> list[tuple[str, Labels]]:

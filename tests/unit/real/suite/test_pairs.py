@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,18 @@ from real.suite.pairs import (
     validated_of,
     write_pairs,
 )
-from real.suite.pairs_page import all_lines, cells, colours_of, draw, line_cells, markdown
+from real.suite.pairs_page import (
+    PUBLISHED,
+    _each,
+    _labels,
+    _place,
+    all_lines,
+    cells,
+    draw,
+    line_cells,
+    markdown,
+)
+from sim.results.looks import COLOURS, MARKERS
 
 PAIR = Pair("M", "m", CALIBRATION, "replay", "lru", 0.5, TOKEN, "predicted", 0.1, 0.103)
 
@@ -134,7 +146,7 @@ def test_every_kind_of_run_is_kept() -> None:
     recordings = [pair for pair in KEPT if pair.source == "recording"]
     assert (len(replays), len(recordings)) == (48, 17)
     assert all(set(pair.controls) == set(CONTROLS) for pair in replays)
-    assert FILE.stat().st_size < 150_000
+    assert FILE.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("control", ["rates_1.1", "rates_0.9"])
@@ -166,11 +178,29 @@ def test_the_page_has_the_tables_of_the_pairs() -> None:
         assert line in page, line
 
 
-def test_cards_have_colours_of_their_own_and_two_of_one_card_have_the_same() -> None:
-    found = colours_of(["A", "2 x A", "B", "2 x B", "A", "A, before"])
-    assert found["A"] == found["2 x A"] == found["A, before"] != found["B"] == found["2 x B"]
-    kept = {pair.machine.removeprefix("2 x ").partition(",")[0] for pair in read_pairs()}
-    assert len(set(colours_of(kept).values())) == len(kept)
+def test_a_look_tells_one_basis_or_place_and_published_runs_are_one_place() -> None:
+    pairs = read_pairs()
+    bases, places = ({of(pair) for pair in pairs} for of in (attrgetter("basis"), _place))
+    assert places == {"H100", "OnePlus 15R", "paced CPU", PUBLISHED}
+    for names, looks in ((bases, COLOURS), (places, MARKERS)):
+        found = _each(sorted(names) * 2, looks)
+        assert found.keys() == names
+        assert len(set(found.values())) == len(names)
+
+
+def test_a_figure_counts_the_kinds_of_gates_of_published_runs() -> None:
+    there = replace(PAIR, source="published")
+    pairs = [
+        replace(PAIR, gates="TRANSPLANTED: a"),
+        replace(there, gates="SYNTHETIC gates: b"),
+        replace(there, machine="N", gates="SYNTHETIC gates: TRANSPLANTED: c"),
+        replace(there, machine="N", gates="SYNTHETIC gates: b"),
+        replace(there, machine="O"),
+    ]
+    found = [(name, labels.synthetic) for name, labels in _labels(pairs)]
+    text = "SYNTHETIC gates of 2 kinds, 1 of them TRANSPLANTED"
+    assert found == [("M", "TRANSPLANTED: a"), (f"{PUBLISHED}, 3 machines", text)]
+    assert _labels([PAIR, there]) == []
 
 
 def test_the_figure_has_a_mark_for_each_run_filled_where_it_is_scored(
