@@ -299,19 +299,19 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    console = Console()
-    _print(found, system, text, console)
-    print_text(console, f"files: {place}")
+    _print(found, system, text, place)
     return 0
 
 
-def _print(found: Answer, system: str, text: str, console: Console) -> None:
+def _print(found: Answer, system: str, text: str, output_dir: Path) -> None:
+    console = Console()
     console.print(table_of(found, system), crop=False)
     if found.growth:
         console.print(growth_table(found.growth))
     for why in found.refused:
         print_text(console, f"left out {why}")
     print_text(console, text)
+    print_text(console, f"files: {output_dir}")
 
 
 def _check_output(directory: Path, overwrite: bool) -> None:

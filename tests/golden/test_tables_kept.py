@@ -77,8 +77,9 @@ def _ask(place: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _whatif(place: Path, patch: pytest.MonkeyPatch) -> None:
-    (place / whatif.KEPT).mkdir()
-    whatif._tell(WHAT_IF, "lru", place)
+    text = whatif.sentence(WHAT_IF, "lru")
+    whatif._write(place, WHAT_IF, text, "lru")
+    whatif._print(WHAT_IF, "lru", text, place)
 
 
 def _compare(place: Path, patch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,9 @@ def of_whatif(place: Path, patch: pytest.MonkeyPatch) -> Told:
     heard = Heard()
     kept(patch)
     patch.setattr(whatif, "Console", lambda: heard)
-    (place / whatif.KEPT).mkdir()
-    whatif._tell(WHAT_IF, "lru", place)
+    text = whatif.sentence(WHAT_IF, "lru")
+    whatif._write(place, WHAT_IF, text, "lru")
+    whatif._print(WHAT_IF, "lru", text, place)
     content = json.loads((place / "answer.json").read_text(encoding="utf-8"))
     with (place / "table.csv").open(encoding="utf-8") as file:
         flat = list(csv.DictReader(file))

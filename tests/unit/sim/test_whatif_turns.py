@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from sim.answers.whatif import Answer, BreakEven, Growth, Row
 from sim.answers.whatif_questions import QUESTIONS
@@ -167,13 +167,13 @@ def test_an_answer_about_contexts_prints_what_grows_and_what_was_left_out(
         *("kv", "tokens of context", rows, None, None, ("4096, 16 bits: no [room]",), (), True),
         growth=growth,
     )
-    _print(found, "lru", "so it is", Console())
+    _print(found, "lru", "so it is", Path("there"))
     lines = capsys.readouterr().out.splitlines()
     assert any(
         line.split() == ["16", "bits", "4.25", "to", "3.5", "3.5", "6.12", "5.88"] for line in lines
     )
     assert any("a conversation from 1,024 to 2,048 tokens" in line for line in lines)
-    assert lines[-2:] == ["left out 4096, 16 bits: no [room]", "so it is"]
+    assert lines[-3:] == ["left out 4096, 16 bits: no [room]", "so it is", "files: there"]
 
 
 def test_values_are_asked_about_in_order_and_none_may_be_beyond_the_most() -> None:
