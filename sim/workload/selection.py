@@ -29,6 +29,8 @@ def check_batching(
     if batching not in BATCHINGS:
         raise ValueError(f"unknown workload.batching={batching}; allowed: {', '.join(BATCHINGS)}")
     require_number("workload.together", together, minimum=1, whole=True)
+    if prefill_chunk is not None:
+        require_number("workload.prefill_chunk", prefill_chunk, minimum=1, whole=True)
     if batching == "sequential" and together != 1:
         raise ValueError(
             f"workload.together={together} does not go with workload.batching=sequential, which"
