@@ -27,6 +27,7 @@ from sim.engine.clock import (
     ARRIVAL,
     CPU_DONE,
     GATE,
+    LINKS,
     NEED_DONE,
     PREDICTION,
     SEQUENCE_END,
@@ -34,6 +35,7 @@ from sim.engine.clock import (
     Alarm,
     Clock,
     Entry,
+    from_outside,
 )
 from sim.engine.engine import Engine
 from sim.engine.links import ChunkedLink, Link, Machine, SharedLink
@@ -228,7 +230,7 @@ def _may_make(priority: int, call: Call) -> bool:
     if call.kind not in CLASSES.get(rank, ()):
         return False
     if rank == TRANSFER_END:
-        return (call.argument, 3 - call.link) == (number >> 2, number & 3)
+        return (call.argument, from_outside(call.link)) == divmod(number, LINKS)
     return rank != PREDICTION or call.argument == number
 
 

@@ -17,6 +17,10 @@ TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (
 """Priorities of alarms, in the order in which alarms of one instant ring. SimPy's own are 0 and 1.
 A number is added to each, such as the transfer's or the gate's, which orders alarms of one kind.
 """
+LINKS = 256
+"""A transfer's number is multiplied by so many, and the place of its link from the outermost on is added
+(`from_outside`): of one transfer the outer link's hop ends first. No route has more links.
+"""
 
 
 class StuckError(RuntimeError):
@@ -29,6 +33,11 @@ Entry = tuple[int, int, int, simpy.Event]
 
 Ring = Callable[[int], None]
 """What an alarm calls, with the time at which it rings in ns."""
+
+
+def from_outside(link: int) -> int:
+    """The place of a link, of which 0 is the innermost, in the order of a transfer's hops."""
+    return LINKS - 1 - link
 
 
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types

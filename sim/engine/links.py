@@ -22,7 +22,7 @@ from typing import Protocol
 
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
-from sim.engine.clock import TRANSFER_END, Alarm, Clock
+from sim.engine.clock import LINKS, TRANSFER_END, Alarm, Clock, from_outside
 from sim.engine.written import SERVICE, STARTED, Written
 from sim.machine.durations import Durations, PagedDurations
 from sim.machine.page_cache import PageCache
@@ -87,8 +87,8 @@ class Link:
         # and nothing happens before its end.
         is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
         self._plain_ns = self._hop_ns if is_plain else {}
-        # Of one transfer the outer link's hop ends first; links that end at devices share none.
-        self._links, self._rank = route.links, 0 if route.link_of else route.links - 1 - index
+        # Links that end at devices share no transfer.
+        self._rank = 0 if route.link_of else from_outside(index)
 
     def note_services(self) -> None:
         """Services are noted in the machine's columns from now on."""
@@ -119,7 +119,7 @@ class Link:
         """
 
     def _order(self, transfer: Transfer) -> int:
-        return TRANSFER_END + transfer.number * self._links + self._rank
+        return TRANSFER_END + transfer.number * LINKS + self._rank
 
     def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
         """Begin to serve an issued transfer."""
@@ -134,7 +134,7 @@ class Link:
             self._set_end(transfer, now)
             return
         # ``_set_end`` in one piece, because this runs at every hop.
-        order = TRANSFER_END + number * self._links + self._rank
+        order = TRANSFER_END + number * LINKS + self._rank
         self._put((now + duration, order, next(self._numbers), self._alarm))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
