@@ -93,6 +93,7 @@ def test_what_arrives_at_the_instant_of_a_gate_arrives_before_it(
 
 
 # Contracts: C14
+@pytest.mark.pure
 @pytest.mark.parametrize("links", [2, 4, 5, 7])
 def test_hops_that_end_at_one_instant_end_by_number_however_long_the_route(
     links: int, monkeypatch: pytest.MonkeyPatch
