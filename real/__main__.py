@@ -42,6 +42,7 @@ from sim.setup.command import (
     compose_once,
     forget_made,
     given,
+    in_one_line,
     output_folder,
     system_name,
 )
@@ -201,4 +202,4 @@ def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
 
 if __name__ == "__main__":
     compose_once()
-    main()
+    sys.exit(in_one_line(main))

@@ -8,17 +8,14 @@ sentence for each budget, which lie in its folder, too (`sim.results.overview`).
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from sim.process.interrupts import Terminated, code_of, is_of_output, telling
@@ -34,11 +31,11 @@ from sim.setup.command import (
     changed,
     compose_once,
     forget_made,
+    in_one_line,
     output_folder,
     overwrites,
     system_name,
 )
-from sim.setup.configure import in_a_line
 from sim.setup.execute import Result, execute
 from sim.values.places import CONF
 
@@ -177,14 +174,7 @@ def _command() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     compose_once()
-    # Else hydra itself prints what does not fit, in several lines, and ends with exit code 1.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        main()
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {in_a_line(error)}", file=sys.stderr)
-        return 2
-    return _tell_all()
+    return in_one_line(main) or _tell_all()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,16 +10,17 @@ from types import ModuleType
 
 import polars as pl
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sim.answers.comparison import check_comparable, compared, conditions_of
+from sim.answers.comparison import SAME, check_comparable, compared, conditions_of
 from sim.answers.comparison_words import answer, table_of
 from sim.answers.python import compare
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
-from sim.results.metrics import SCHEMA
+from sim.results.kept import read_summary
 from sim.study.trials import Trial, prepared, trial
 
 USAGE = """usage: moelab compare A B [key=value ...]
@@ -35,8 +35,8 @@ TOKENS = {
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
 }
-NEEDED = ("budget", "contracts", "trace", "labels", "peak_bytes", "stall_s", "makespan_s", "seed")
-"""The keys that a run's summary must have."""
+SECTIONS = (*SAME, "budget")
+"""The sections that a run's configuration must have."""
 SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
 
 
@@ -101,9 +101,9 @@ def read_run(directory: Path) -> Trial:
 
     Raise ValueError for a file that is missing, cannot be read, or is of another version.
     """
+    summary = read_summary(directory)
     paths = {
-        name: directory / name
-        for name in ("summary.json", "config.yaml", "tokens.parquet", "sequences.parquet")
+        name: directory / name for name in ("config.yaml", "tokens.parquet", "sequences.parquet")
     }
     for path in paths.values():
         if not path.is_file():
@@ -112,23 +112,15 @@ def read_run(directory: Path) -> Trial:
                 " outputs=all"
             )
     try:
-        summary = json.loads(paths["summary.json"].read_text(encoding="utf-8"))
         config = OmegaConf.to_container(OmegaConf.load(paths["config.yaml"]))
-    except (ValueError, YAMLError) as error:
-        raise ValueError(f"{directory}: a file of this run cannot be read: {error}") from None
-    if (
-        not isinstance(summary, dict)
-        or summary.get("schema") != SCHEMA
-        or not isinstance(config, dict)
-    ):
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{paths['config.yaml']} cannot be read ({error}); run it again") from None
+    lacks = [name for name in SECTIONS if not isinstance(config, dict) or name not in config]
+    if lacks or not isinstance(config, dict):
         raise ValueError(
-            f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it"
-            " again"
+            f"{paths['config.yaml']} is no configuration of a run: it lacks {', '.join(lacks)}; run"
+            " it again"
         )
-    if lacks := [key for key in NEEDED if key not in summary]:
-        raise ValueError(f"{directory}/summary.json lacks {', '.join(lacks)}; run it again")
-    if "allowed_bytes" not in summary["budget"] or "workload" not in config:
-        raise ValueError(f"{directory} was written by an older version; run it again")
     return Trial(
         summary,
         {str(key): value for key, value in config.items()},

@@ -31,8 +31,8 @@ from sim.answers.explain_residency import residency_story
 from sim.answers.lookahead_ranks import forecasts
 from sim.results.labels import told
 from sim.results.run_log import RunLog
-from sim.setup.traces import load_trace
-from sim.traces.trace import Trace
+from sim.setup.traces import load_trace, trace_directory
+from sim.traces.trace import Trace, read_header, trace_sha256
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -57,9 +57,15 @@ class Explained:
 
     @cached_property
     def trace(self) -> Trace | None:
-        path = self.run.choice("trace", "path")
+        path = str(self.run.choice("trace", "path"))
         try:
-            return load_trace(str(path), lookahead_sites=1)
+            # Results are read elsewhere, too, where another trace may lie at the same relative path.
+            if (
+                trace_sha256(read_header(trace_directory(path)))
+                != self.run.summary["trace"]["sha256"]
+            ):
+                return None
+            return load_trace(path, lookahead_sites=1)
         except (ValueError, OSError):
             return None
 
@@ -72,8 +78,8 @@ class Explained:
         """The site of a layer; raise ValueError if it has none, or without the trace."""
         if self.layers is None:
             raise ValueError(
-                f"layer={layer}: the trace at {self.run.choice('trace', 'path')} cannot be read,"
-                f" which tells layers from sites; give site= instead (0 to {self.run.sites - 1})"
+                f"layer={layer}: the trace that it replayed is not at {self.run.choice('trace', 'path')}"
+                f" (any more), which tells layers from sites; give site= instead (0 to {self.run.sites - 1})"
             )
         if layer not in self.layers:
             raise ValueError(

@@ -111,7 +111,12 @@ def fit_statistics(arguments: Sequence[str], progress: Shown) -> list[str]:
         return progress.track(list(sites), description=f"fitting {request.fit.kind}: sites")
 
     artefact = fit_from_rows(request.fit, request.trace, request.sequences, track)
-    place = write_artefact(request.output_dir, request.fit.name, artefact)
+    try:
+        place = write_artefact(request.output_dir, request.fit.name, artefact)
+    except OSError as error:
+        raise OSError(
+            f"output_dir={request.output_dir} cannot be written ({error}); choose another one"
+        ) from error
     size = sum(path.stat().st_size for path in (place, place.with_suffix(".npz")))
     return [
         f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of"

@@ -34,6 +34,7 @@ from sim.process.printing import print_text
 from sim.results.folders import own_folder
 from sim.results.fronts import front
 from sim.results.intervals import OVER
+from sim.results.kept import check_whole, read_summary
 from sim.results.labels import KEEPS_TIMES, Labels, fitted, from_row, labels_in, told, write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.overview import work_of
@@ -232,10 +233,11 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
             raise ValueError(f"{path} is named twice; name it once")
         seen.add(path.resolve())
         is_cell = path.suffix == ".parquet" and path.is_file()
+        check_whole(path)
         if (path / "quality.json").is_file():
             qualities += _json(path / "quality.json")["rows"]
         elif (path / "summary.json").is_file():
-            summaries.append(_json(path / "summary.json"))
+            summaries.append(read_summary(path))
         elif is_cell or (path / CELLS).is_dir():
             table = read_part(path) if is_cell else read_cells(path)
             if not {"summary", "overrides"} <= {*table.columns}:

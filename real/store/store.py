@@ -257,7 +257,6 @@ def open_or_write(
         store = Store(path)
         store.check_unaltered()
         return store
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + f"{PART}{os.getpid()}")
 
     def parts_of(site: int, expert: int) -> Tensors:
@@ -265,6 +264,7 @@ def open_or_write(
         return found if header.resident is None else by_neuron(forms[site], found)
 
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(path)
         _write(part, header, parts_of, advance)
         os.replace(part, path)
@@ -274,7 +274,8 @@ def open_or_write(
             " room, or name another folder with engine.store_dir"
         ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # a file stands where its folder should
+            part.unlink(missing_ok=True)
     return Store(path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from polars.exceptions import PolarsError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.answers.time_parts import Tables
+from sim.results.kept import OF_RECORDING, read_summary
 from sim.verbs.names import names
 
 COLUMNS = {
@@ -37,7 +37,7 @@ class Recorded:
 
 def read_recorded(folder: Path) -> Recorded:
     """The run in ``folder``. Raise ValueError, naming the file, for a folder that holds none."""
-    summary, config = _summary(folder), _config(folder)
+    summary, config = read_summary(folder, OF_RECORDING), _config(folder)
     lookups, transfers, tokens = (
         _table(folder / f"{name}.parquet", of) for name, of in COLUMNS.items()
     )
@@ -69,18 +69,6 @@ def stored_bytes(summary: Mapping[str, Any]) -> tuple[int, ...]:
     """The bytes of an expert in the run's store, by precision; empty for a simulated run."""
     store = (summary.get("real") or {}).get("store") or {}
     return tuple(int(of["bytes"]) for of in (store.get("precisions") or {}).values())
-
-
-def _summary(folder: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        _ = found["system"], found["budget"]["resident_share"], found["hardware"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder} holds no run ({type(error).__name__}: {error}); name a folder that python -m"
-            " real or moelab run wrote"
-        ) from None
-    return dict(found)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -67,6 +67,8 @@ SECTIONS = (
 """The sections that a run's configuration must have."""
 
 
+UNFINISHED = ".unfinished"
+"""A file in a folder of results while a command writes them."""
 MEMORY = ("memory_gib", "reserved_gib")
 """Keys of a machine that change no time."""
 
@@ -206,6 +208,11 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def _summary(place: Path) -> Mapping[str, Any]:
+    if (place.parent / UNFINISHED).exists():
+        raise NoRunError(
+            f"{place.parent} is not whole: {UNFINISHED} lies in it, so a command is writing there,"
+            " or was stopped by force; wait for it, or run again"
+        )
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from polars.exceptions import PolarsError
 
 from sim.results.intervals import Floats
+from sim.results.kept import SUMMARY, check_summary, check_whole, read_summary
 from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.overview import work_of
@@ -22,23 +23,7 @@ from sim.results.run_log import draft_sites
 from sim.study.dataset import last_cells, read_cells
 from sim.study.rows import DONE
 
-SHOWN = (
-    "schema",
-    "system",
-    "hardware",
-    "model",
-    "trace",
-    "budget",
-    "labels",
-    "contracts",
-    "stall_s",
-    "prefetch",
-    "ci95",
-    "makespan_s",
-)
-"""The keys that a summary must have to be shown."""
 GIB = 2**30
-SUMMARY = "summary.json"
 RUNS = "runs"
 """Where a study with ``outputs=all`` keeps the files of its cells."""
 
@@ -238,20 +223,21 @@ def _found_in(directory: Path) -> list[Found]:
     """The runs of a folder: where they lie, their summaries, and the time of each sequence where a
     study's row has it.
     """
+    check_whole(directory)
     if (directory / SUMMARY).exists():
-        return [(directory, _summary(directory), None)]
+        return [(directory, read_summary(directory), None)]
     recorded = read_cells(directory)
     places = sorted({path.parent for path in directory.rglob(SUMMARY)}, key=_in_order)
     known = set(recorded["key"])
     found: list[Found] = [
-        (place, _summary(place), None) for place in places if place.name not in known
+        (place, read_summary(place), None) for place in places if place.name not in known
     ]
     for row in last_cells(recorded):
         if row["status"] != DONE:
             continue
         key = row["key"]
         times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
-        found.append((directory / RUNS / key, json.loads(row["summary"]), times))
+        found.append((directory / RUNS / key, _of_row(row, directory), times))
     if not found:
         raise ValueError(
             f"{directory} holds no run: no {SUMMARY} in it or below, and no cells of a study;"
@@ -265,19 +251,11 @@ def _in_order(place: Path) -> tuple[Any, ...]:
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.parts)
 
 
-def _summary(directory: Path) -> Mapping[str, Any]:
-    place = directory / SUMMARY
+def _of_row(row: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
     try:
-        summary = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{directory} holds no run ({error}); name what moelab run wrote"
-        ) from None
-    missing = [name for name in SHOWN if not isinstance(summary, dict) or name not in summary]
-    if missing:
-        told = ", ".join(missing) if isinstance(summary, dict) else "all"
-        raise ValueError(f"{place} is no summary: it lacks {told}")
-    return dict(summary)
+        return check_summary(json.loads(row["summary"]), f"the summary of {row['overrides']}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{directory}: {error}") from None
 
 
 def by_work(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:

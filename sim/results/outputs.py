@@ -26,6 +26,7 @@ from sim.results.folders import BUILDING
 from sim.results.forecasts import NO_FORECAST, NOT
 from sim.results.frames import Frames
 from sim.results.intervals import OVER, beside
+from sim.results.kept import SUMMARY
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
 from sim.values.units import GIB
@@ -53,7 +54,7 @@ def write_outputs(
     building = Path(tempfile.mkdtemp(prefix=BUILDING, dir=directory))
     moved: list[Path] = []
     try:
-        _write_json(building / "summary.json", summary, indent=1)
+        _write_json(building / SUMMARY, summary, indent=1)
         if frames is not None:
             for name in frames.names:
                 _write_table(frames.parts(name, PART_ROWS), building / f"{name}.parquet")
@@ -65,7 +66,8 @@ def write_outputs(
             (building / "config.yaml").write_text(
                 OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8"
             )
-        for path in sorted(building.iterdir()):
+        # The summary last: where one lies, even after a process was killed, a run is whole.
+        for path in sorted(building.iterdir(), key=lambda path: (path.name == SUMMARY, path.name)):
             moved.append(directory / path.name)
             os.replace(path, moved[-1])
     except BaseException:

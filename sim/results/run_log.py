@@ -5,7 +5,6 @@ The files are described in contract C104.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from sim.results.kept import OF_HISTORY, check_whole, read_summary
 from sim.results.labels import Labels, labels_in
 
 CONFIG_FILE = "config.yaml"
@@ -125,6 +125,7 @@ class RunLog:
         Raise ValueError, naming file, finding and way out, unless all of a run's files are there.
         """
         self.root = Path(directory)
+        check_whole(self.root)
         self.config = self._read_config()
         model = self.config.get("model")
         sizes = (
@@ -169,11 +170,12 @@ class RunLog:
     @cached_property
     def labels(self) -> Labels:
         """The labels in the run's summary; raise ValueError where it has none."""
-        place = self.root / "summary.json"
-        try:
-            return labels_in(json.loads(place.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
+        return labels_in(self.summary)
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """The run's summary; raise ValueError where it cannot be read."""
+        return read_summary(self.root, OF_HISTORY)
 
     def _read(self, name: str) -> pl.DataFrame:
         place = self.root / f"{name}.parquet"

@@ -4,14 +4,18 @@ changed, and its folder.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sim.results.folders import forget
 from sim.setup import configure
@@ -62,12 +66,28 @@ def overwrites() -> bool:
     return given[-1:] == ["overwrite=yes"]
 
 
+def in_one_line(main: Callable[[], Any]) -> int:
+    """Run hydra's ``main``; return 0, or 2 after one line about words that fit no configuration."""
+    # Else hydra itself prints what does not fit, in several lines, and ends with exit code 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {configure.in_a_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def fresh_folder(path: str) -> str:
     """Make a new folder and return its path: ``path``, or the first of ``path-2``, ``path-3``...
     that does not exist.
 
-    Making it here gives two runs different folders even if they begin in the same second.
+    Making it here gives two runs different folders even if they begin in the same second. Where the
+    command line names a folder none is made, and hydra stays where it is: there may be no place for
+    one.
     """
+    if any(word.startswith("output_dir=") and "$" not in word for word in sys.argv[1:]):
+        return "."
     wanted = Path(path)
     for number in count(2):
         try:
@@ -75,7 +95,7 @@ def fresh_folder(path: str) -> str:
         except OSError as error:
             raise OSError(
                 f"no folder for a run can be made in {wanted.parent} ({error}); choose"
-                " hydra.run.dir=DIR"
+                " another one: output_dir=DIR"
             ) from None
         try:
             wanted.mkdir()

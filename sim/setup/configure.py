@@ -65,11 +65,19 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
         GlobalHydra.instance().hydra = running
 
 
+RESOLVING = "raised while resolving interpolation: "
+"""What OmegaConf puts before the error of a resolver."""
+
+
 def in_a_line(error: Exception) -> str:
     """What hydra says of words that do not fit the configuration, in one line."""
     # Below an empty line hydra lists its files and folders.
     lines = str(error).strip().partition("\n\n")[0].splitlines()
     kept = [line.strip() for line in lines if not line.startswith("See http")]
+    if (
+        RESOLVING in kept[0]
+    ):  # of a resolver's own error, which tells all; the key below tells hydra's
+        return kept[0].partition(RESOLVING)[2]
     if kept[0].startswith("Error merging"):
         kept += [f"({line})" for line in str(error.__cause__ or "").splitlines()[:1]]
     return " ".join(kept)

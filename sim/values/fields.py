@@ -126,14 +126,22 @@ class Fields:
         return dict(value)
 
 
+def read_json(text: str | bytes) -> object:
+    """The value of a JSON ``text``. Raise ValueError as `load_object` raises its error."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
 def load_object(text: str | bytes) -> object:
     """The value of a JSON ``text``.
 
     Raise `TraceError` for text that is no JSON, for NaN and infinity, and for a key given twice.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
-    except (ValueError, RecursionError) as error:
+        return read_json(text)
+    except ValueError as error:
         raise TraceError(HEADER_FILE, "text", str(error), "must be JSON") from None
 
 

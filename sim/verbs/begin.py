@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from runpy import run_module
 
@@ -54,6 +55,24 @@ def begin() -> None:
         run_module("sim.list", run_name="__main__")
 
 
+def check_names_of_files(words: Sequence[str]) -> None:
+    """Raise ValueError where the working directory is gone, and where its name or a word is no UTF-8:
+    what writes tables takes names for UTF-8, so results would lie elsewhere, or nowhere.
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise ValueError("the working directory has been removed; go to another one") from None
+    for name in (*words, here):
+        with suppress(UnicodeEncodeError):
+            if os.fsencode(name) == name.encode():
+                continue
+        raise ValueError(
+            f"{name!a} is not read as UTF-8, which names of files must be: set PYTHONUTF8=1, or"
+            f" a locale of UTF-8 (file names are {sys.getfilesystemencoding()} here)"
+        )
+
+
 def answered(verb: Verb, words: Sequence[str]) -> int | None:
     """The exit status where the help was asked for or a word is wrong, after telling so; None
     where the command should go on.
@@ -66,6 +85,7 @@ def answered(verb: Verb, words: Sequence[str]) -> int | None:
     if set(SWEEPS) & set(words):
         verb = replace(verb, sweeps=True)
     try:
+        check_names_of_files(words)
         read(verb, words)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

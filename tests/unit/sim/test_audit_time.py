@@ -102,19 +102,13 @@ def test_what_is_no_run_is_refused_by_name(
     [
         (
             "summary.json",
-            '{"system": "lru", "hardware": "x", "budget": {}}',
-            (
-                "{folder} holds no run (KeyError: 'resident_share'); name a folder that python -m"
-                " real or moelab run wrote"
-            ),
+            '{"schema": 1, "system": "lru", "hardware": "x", "budget": {}}',
+            "{folder}/summary.json lacks budget.resident_share: it was changed",
         ),
         (
             "summary.json",
-            '{"system": "lru", "budget": {"resident_share": 1}}',
-            (
-                "{folder} holds no run (KeyError: 'hardware'); name a folder that python -m real or"
-                " moelab run wrote"
-            ),
+            '{"schema": 1, "system": "lru", "budget": {"resident_share": 1}}',
+            "{folder}/summary.json lacks hardware: it was changed",
         ),
         (
             "config.yaml",
@@ -133,12 +127,12 @@ def test_a_folder_that_lacks_a_part_of_a_run_is_refused_with_the_part(
     file: str, text: str, told: str, tmp_path: Path
 ) -> None:
     texts = {
-        "summary.json": '{"system": "lru", "hardware": "x", "budget": {"resident_share": 1}}',
+        "summary.json": '{"schema": 1, "system": "lru", "hardware": "x", "budget": {"resident_share": 1}}',
         "config.yaml": "{loader: {wait: 1}, model: {sites: 1}}",
     }
     for name, content in {**texts, file: text}.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"no run|no loader|cannot be read") as refused:
+    with pytest.raises(ValueError, match=r"lacks|no loader|cannot be read") as refused:
         read_recorded(tmp_path)
     assert str(refused.value).startswith(told.format(folder=tmp_path))
-    assert str(refused.value).endswith(("wrote", "run again", "run again with outputs=all"))
+    assert str(refused.value).endswith(("run it again", "run again", "run again with outputs=all"))

@@ -16,6 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from helpers.bundled import Configure
+from helpers.summaries import summary_of
 from sim.answers.explain_names import Names
 from sim.answers.explain_prefetches import prefetch_story
 from sim.answers.lookahead_ranks import Forecast, forecasts, rows_of_step
@@ -353,7 +354,7 @@ def by_hand(folder: Path) -> Path:
         "trace": {"path": str(folder / "no_trace")},
         "loader": {"depth": "all"},
     }
-    told = {"labels": {"synthetic": "SYNTHETIC gates: by hand"}, "overrides": []}
+    told = summary_of(labels={"synthetic": "SYNTHETIC gates: by hand"})
     (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     return folder
@@ -510,7 +511,7 @@ def test_tables_that_lack_columns_or_are_none_are_refused(tmp_path: Path) -> Non
         RunLog(tmp_path)
     whole.write_parquet(place)
     (tmp_path / "summary.json").write_text("[", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"summary\.json cannot be read \(.*; name"):
+    with pytest.raises(ValueError, match=r"summary\.json cannot be read \(.*; run it again"):
         _ = RunLog(tmp_path).labels
 
 

@@ -386,3 +386,19 @@ def test_the_reason_that_is_told_is_the_one_known_by_hand(
     text = told(explained, *story.asked)
     for part in story.said:
         assert part in text, text
+
+
+def test_another_trace_at_the_place_of_the_replayed_one_is_not_taken_for_it(
+    configure: Configure, tmp_path: Path
+) -> None:
+    """A relative path leads elsewhere where results are read from another folder."""
+    explained = run_by_hand(tmp_path, configure, [[[0], [1]], [[2], [3]]], {}, 4)
+    assert explained.trace is not None
+    shape = ModelShape("hand", "none", 2, EXPERTS, 1, 128, 120)
+    write_trace(tmp_path / "other", synthesize(shape, tokens=2, sequences=1, lookahead=1))
+    (tmp_path / "trace").rename(tmp_path / "moved")
+    (tmp_path / "other").rename(tmp_path / "trace")
+    found = Explained(RunLog(tmp_path / "run"))
+    assert found.trace is None
+    with pytest.raises(ValueError, match=r"the trace that it replayed is not at .*; give site="):
+        found.site_of(0)

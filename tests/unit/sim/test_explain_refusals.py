@@ -40,7 +40,7 @@ def test_a_layer_is_a_site_of_the_trace_or_refused_with_those_that_are() -> None
     with pytest.raises(ValueError, match="layer=4") as refused:
         Made(None).site_of(4)
     assert str(refused.value) == (
-        "layer=4: the trace at trace/path cannot be read, which tells layers from sites; give site="
+        "layer=4: the trace that it replayed is not at trace/path (any more), which tells layers from sites; give site="
         " instead (0 to 5)"
     )
 

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from helpers import drawn
 from helpers.printed import Heard, plain, rows_of, shows
+from helpers.summaries import summary_of
 from sim.pareto import (
     LOSSLESS,
     LOSSY,
@@ -44,19 +45,16 @@ def _summary(
     system: str, speed: float, slots: tuple[str, ...] = ("fp16",), low: float = 0.0, **labels: str
 ) -> dict[str, Any]:
     lossy = "lossy (somehow)" if low or slots[0] != "fp16" else None
-    return {
-        "system": system,
-        "trace": {"name": "t", "sequences": 4},
-        "contracts": {"batching": "sequential", "together": 1},
-        "labels": {"lossy": lossy, **labels},
-        "overrides": [],
-        "model": "m",
-        "hardware": "h",
-        "budget": {"resident_share": 0.25, "slots": dict.fromkeys(slots, 1)},
-        "decode_tokens_per_s": speed,
-        "ci95": {"decode_tokens_per_s": [speed - 1, speed + 1]},
-        "quality_proxy": {"low_share": low, "skip_share": 0.0},
-    }
+    return summary_of(
+        system=system,
+        trace={"sequences": 4},
+        contracts={"batching": "sequential", "together": 1},
+        labels={"lossy": lossy, **labels},
+        budget={"resident_share": 0.25, "slots": dict.fromkeys(slots, 1)},
+        decode_tokens_per_s=speed,
+        ci95={"decode_tokens_per_s": [speed - 1, speed + 1]},
+        quality_proxy={"low_share": low, "skip_share": 0.0},
+    )
 
 
 def test_runs_of_other_work_have_a_front_of_their_own_and_say_what_differs() -> None:
@@ -298,7 +296,7 @@ def test_files_that_are_no_runs_are_one_message_with_their_names(
     none = pl.DataFrame({"summary": [None], "overrides": ["a=1"]}, schema=texts)
     none.write_parquet(unfinished / "cells" / "part-000001.parquet")
     for folder, told in (
-        (broken, f"{broken}/summary.json is no JSON (Expecting property name"),
+        (broken, f"{broken}/summary.json cannot be read (Expecting property name"),
         (other, f"{other} has no columns summary and overrides: it is no study's"),
         (unfinished, "there is no finished run that decodes among these paths"),
     ):

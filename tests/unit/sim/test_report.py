@@ -357,7 +357,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([]) == 2
     first, second, third = capsys.readouterr().err.splitlines()
     assert "holds no run" in first
-    assert "it lacks system, hardware" in second
+    assert "lacks system: it was changed, or another version wrote it; run it again" in second
     assert "missing RUN..." in third
 
 

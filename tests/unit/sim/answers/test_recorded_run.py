@@ -12,6 +12,7 @@ import pytest
 from sim.answers.recorded_run import COLUMNS, read_recorded, stored_bytes, words_of
 
 SUMMARY: dict[str, Any] = {
+    "schema": 1,
     "system": "hobbit seed=1 cache=lfu 'a=b c'",
     "hardware": "h",
     "budget": {"resident_share": 0.25},
@@ -41,10 +42,14 @@ def test_a_folder_is_read_with_the_columns_that_are_wanted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
-        ("summary.json", None, "{folder} holds no run (FileNotFoundError: "),
-        ("summary.json", "{", "{folder} holds no run (JSONDecodeError: "),
-        ("summary.json", "[]", "{folder} holds no run (TypeError: "),
-        ("summary.json", '{"system": "a"}', "{folder} holds no run (KeyError: 'budget'); name a"),
+        ("summary.json", None, "{folder} holds no run: no summary.json is in it; name"),
+        ("summary.json", "{", "{folder}/summary.json cannot be read ("),
+        (
+            "summary.json",
+            "[]",
+            "{folder}/summary.json is no summary of a run: it is no JSON object",
+        ),
+        ("summary.json", '{"schema": 1, "system": "a"}', "{folder}/summary.json lacks hardware: "),
         ("config.yaml", None, "{folder}/config.yaml has no loader.wait or model ("),
         (
             "config.yaml",
@@ -63,7 +68,7 @@ def test_a_folder_without_a_run_is_refused_by_its_file(
     place.unlink()
     if text is not None:
         place.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"run again|python -m real or moelab run") as refused:
+    with pytest.raises(ValueError, match=r"run again|run it again|moelab run") as refused:
         read_recorded(tmp_path)
     assert str(refused.value).startswith(told.format(folder=tmp_path))
 

@@ -10,8 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from helpers.summaries import summary_of
 from sim.reporting import runs
-from sim.reporting.runs import SHOWN, ReportedRun, by_work, read_runs
+from sim.reporting.runs import ReportedRun, by_work, read_runs
+from sim.results.kept import SHAPE
 
 TOKENS = pl.DataFrame(
     {
@@ -30,18 +32,9 @@ def run_in(place: Path, summary: dict[str, Any] | None = None) -> ReportedRun:
 
 
 def summary(system: str = "lru", **others: Any) -> dict[str, Any]:
-    trace = {"name": others.pop("trace", "t"), "split": "eval", "sequences": 2}
+    trace = {"name": others.pop("trace", "t"), "sequences": 2}
     share = others.pop("share", 0.25)
-    found: dict[str, Any] = {name: {} for name in SHOWN}
-    found |= {
-        "system": system,
-        "hardware": "h",
-        "model": "m",
-        "trace": trace,
-        "budget": {"resident_share": share},
-        "workload": "sequential",
-    }
-    return found | others
+    return summary_of(system=system, trace=trace, budget={"resident_share": share}, **others)
 
 
 def write(place: Path, content: object) -> Path:
@@ -110,20 +103,20 @@ def test_what_is_on_the_device_is_known_from_all_files_of_a_run_without_staging(
         assert [list(one) for one in found] == [[0, 1e-9, 2e-9], [2, 1, 2]]
 
 
-@pytest.mark.parametrize("key", SHOWN)
+@pytest.mark.parametrize("key", SHAPE)
 def test_every_key_that_a_report_reads_is_asked_for(key: str, tmp_path: Path) -> None:
     content = summary()
     del content[key]
-    with pytest.raises(ValueError, match=rf"is no summary: it lacks {key}$"):
+    with pytest.raises(ValueError, match=rf"summary\.json lacks {key}.*: it was changed"):
         read_runs([write(tmp_path / "run", content)])
 
 
 def test_a_file_that_holds_no_summary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no summary: it lacks all$"):
+    with pytest.raises(ValueError, match=r"is no summary of a run: it is no JSON object"):
         read_runs([write(tmp_path / "list", [])])
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "summary.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"cut holds no run \(.*\); name what moelab run wrote"):
+    with pytest.raises(ValueError, match=r"cut/summary\.json cannot be read \(.*\); run it again"):
         read_runs([tmp_path / "cut"])
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from helpers.bundled import Configure
 from helpers.listed import names
 from helpers.printed import Heard, plain, rows_of
 from sim.results.forecasts import NO_FORECAST, NOT
 from sim.results.intervals import OVER
 from sim.results.outputs import answer, lost_of, print_summary, served, write_outputs
+from sim.setup.build import build
+from sim.setup.execute import execute
 
 SURE = {"low_share": 0.0, "skip_share": 0.0, "reroute_share": 0.0}
 SUMMARY: dict[str, Any] = {
@@ -255,3 +259,21 @@ def test_without_tables_only_the_summary_is_written(tmp_path: Path) -> None:
 def test_the_table_is_printed_as_wide_as_its_console(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(SUMMARY, Console(width=70))
     assert ANSWER in capsys.readouterr().out.splitlines()
+
+
+def test_the_summary_comes_last_so_that_a_folder_with_one_is_whole(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[str] = []
+    replace = os.replace
+
+    def noted(source: Path, target: Path) -> None:
+        moved.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr("sim.results.outputs.os.replace", noted)
+    run = build(configure("system=lru", "trace.max_sequences=1"), "lru")
+    result = execute(run)
+    write_outputs(tmp_path, result.summary, run.config, result.frames, "wait_all", 1)
+    assert sorted(moved) == sorted(path.name for path in tmp_path.iterdir())
+    assert moved[-1] == "summary.json"

@@ -25,6 +25,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from helpers.summaries import summary_of
 from sim.results import run_log
 from sim.results.labels import Labels
 from sim.results.run_log import COLUMNS, Event, Move, RunLog, Stay
@@ -328,8 +329,8 @@ def test_what_is_missing_or_too_large_is_refused_with_its_size(
 
 
 def test_labels_are_those_of_the_summary(log: RunLog, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"summary\.json cannot be read \(.*; name the output"):
+    with pytest.raises(ValueError, match=r"holds no run: no summary\.json is in it"):
         _ = log.labels
-    told = {"labels": {"lossy": "lossy (experts skipped)"}, "overrides": ["trace.path=x"]}
+    told = summary_of(labels={"lossy": "lossy (experts skipped)"}, overrides=["trace.path=x"])
     (tmp_path / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     assert log.labels == Labels(lossy="lossy (experts skipped)", changed=("trace.path=x",))

@@ -121,7 +121,7 @@ def test_one_who_clears_away_takes_no_folder_from_one_who_begins(
 def test_where_no_folder_can_be_made_the_way_out_is_told(tmp_path: Path) -> None:
     (tmp_path / "outputs").touch()
     with pytest.raises(
-        OSError, match=r"no folder for a run can be made in .*; choose hydra\.run\.dir=DIR"
+        OSError, match=r"no folder for a run can be made in .*; choose another one: output_dir=DIR"
     ):
         fresh_folder(str(tmp_path / "outputs" / "day" / "run"))
 

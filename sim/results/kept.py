@@ -1,0 +1,160 @@
+"""Reads the summary of a run back from its folder: the one reader for all commands but the audit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from sim.results.metrics import SCHEMA
+from sim.results.stalls import STALL_PARTS
+from sim.values.fields import read_json
+from sim.values.places import UNFINISHED, is_unfinished
+
+SUMMARY = "summary.json"
+RUN_AGAIN = "run it again"
+
+
+class Kind:
+    """What a value must be, in words, and whether one is."""
+
+    def __init__(self, told: str, is_one: Callable[[Any], bool]) -> None:
+        self.told, self.is_one = told, is_one
+
+    def or_null(self) -> Kind:
+        return Kind(f"{self.told} or null", lambda value: value is None or self.is_one(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_table(of: Kind) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(of.is_one, value.values()))
+
+
+def _is_list(of: Kind) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(of.is_one, value))
+
+
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+NUMBER = Kind("a number", _is_number)
+ABOVE_0 = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+NUMBERS = Kind("numbers by name", _is_table(NUMBER))
+TABLE = Kind("values by name", lambda value: isinstance(value, dict))
+SHARES = Kind("shares by name, or null", _is_table(NUMBER.or_null()))
+INTERVAL = Kind("two numbers", lambda value: _is_list(NUMBER)(value) and len(value) == 2)
+Shape = Mapping[str, "Kind | Shape"]
+SHAPE: Shape = {
+    "system": TEXT,
+    "workload": TEXT,
+    "model": TEXT,
+    "hardware": TEXT,
+    "seed": NUMBER,
+    "trace": {
+        "name": TEXT,
+        "sha256": TEXT,
+        "numbers": Kind("a list of numbers", _is_list(NUMBER)),
+        "sequences": NUMBER,
+        "split": TEXT,
+    },
+    "labels": Kind("texts by name, or null", _is_table(TEXT.or_null())),
+    "overrides": Kind("a list of texts", _is_list(TEXT)),
+    "budget": {
+        "allowed_bytes": NUMBER,
+        "device_bytes": NUMBER,
+        "initial_bytes": NUMBER,
+        "resident_share": ABOVE_0,
+        "slots": Kind("numbers by precision", lambda value: bool(value) and NUMBERS.is_one(value)),
+        "slot_bytes": NUMBERS,
+    },
+    "makespan_s": NUMBER,
+    "compute_busy_s": NUMBER,
+    "decode_tokens_per_s": ABOVE_0.or_null(),
+    "hit_ratio": NUMBER.or_null(),
+    "stall_s": dict.fromkeys(STALL_PARTS, NUMBER),
+    "prefetch": NUMBERS,
+    "link_utilisation": NUMBERS,
+    "peak_bytes": TABLE,
+    "quality_proxy": SHARES,
+    "calibration": TABLE,
+    "contracts": TABLE,
+    "ci95": {"decode_tokens_per_s": INTERVAL.or_null()},
+}
+"""What commands read of a summary. It may have more."""
+OF_RECORDING: Shape = {
+    "system": TEXT,
+    "hardware": TEXT,
+    "budget": {"resident_share": ABOVE_0},
+}
+"""What is read to simulate a run again."""
+OF_HISTORY: Shape = {
+    "trace": {"sha256": TEXT},
+    "labels": SHAPE["labels"],
+    "overrides": SHAPE["overrides"],
+}
+"""What is read beside the tables to tell the history of keys."""
+
+
+def check_whole(folder: Path) -> None:
+    """Raise ValueError for a folder of results that a command is writing into, or was killed in."""
+    if is_unfinished(folder):
+        raise ValueError(
+            f"{folder} is not whole: {UNFINISHED} lies in it, so a command is writing there, was"
+            " stopped by force, or it was copied meanwhile; wait for that command, or give it again"
+        )
+
+
+def read_summary(folder: Path, shape: Shape = SHAPE) -> dict[str, Any]:
+    """The summary of the run in ``folder``, with all that ``shape`` names.
+
+    Raise ValueError, with file, key, finding and way out, for a folder without a run, for one that
+    is not whole, and for a summary of another version or one that was changed.
+    """
+    place = folder / SUMMARY
+    check_whole(folder)
+    if not place.is_file():
+        why = "there is no such folder" if not folder.exists() else f"no {SUMMARY} is in it"
+        raise ValueError(f"{folder} holds no run: {why}; name what moelab run wrote")
+    try:
+        found = read_json(place.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
+    return check_summary(found, str(place), shape)
+
+
+def check_summary(found: object, name: str, shape: Shape = SHAPE) -> dict[str, Any]:
+    """A summary, once it has all that ``shape`` names. Raise ValueError, with its ``name``, if not."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is no summary of a run: it is no JSON object; {RUN_AGAIN}")
+    if (version := found.get("schema")) != SCHEMA or isinstance(version, bool):
+        raise ValueError(
+            f"{name} has schema={_short(version)}, and this version reads {SCHEMA}: another version"
+            f" wrote it, or it is no summary of a run; {RUN_AGAIN}"
+        )
+    _check(found, shape, name, "")
+    return {str(key): value for key, value in found.items()}
+
+
+def _check(value: Any, shape: Shape, name: str, path: str) -> None:
+    for key, kind in shape.items():
+        dotted = f"{path}{key}"
+        if not isinstance(value, dict) or key not in value:
+            raise ValueError(
+                f"{name} lacks {dotted}: it was changed, or another version wrote it; {RUN_AGAIN}"
+            )
+        if isinstance(kind, Kind):
+            if not kind.is_one(value[key]):
+                raise ValueError(
+                    f"{name} has {dotted}={_short(value[key])}, which must be {kind.told}; it was"
+                    f" changed: {RUN_AGAIN}"
+                )
+        else:
+            _check(value[key], kind, name, f"{dotted}.")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
