@@ -158,8 +158,14 @@ def run(system: str, *words: str, progress: bool = False, **options: object) -> 
     if not isinstance(system, str) or "=" in system:
         raise ValueError(f"the first word is the system's name, got {system!r}: run('lru', ...)")
     own = [*words, *(_word(name, value) for name, value in options.items())]
-    if any(re.match(r"\+*output_dir=", word) for word in own):
-        raise ValueError("run() writes nothing, so output_dir= has no use; call .write(DIR)")
+    if wrong := [word for word in own if not isinstance(word, str)]:
+        raise ValueError(
+            f"words are texts such as 'cache=lfu', got {wrong[0]!r}; other values go by keyword:"
+            " run('lru', trace__path=PATH)"
+        )
+    for word in own:
+        if found := re.match(r"\+*(output_dir|overwrite)=", word):
+            raise ValueError(f"run() writes nothing, so {found[1]}= has no use; call .write(DIR)")
     if any(word.startswith("flags=") for word in own):
         raise ValueError(
             "flags= choose a system themselves, and run() names one; moelab run has them"

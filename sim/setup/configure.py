@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,8 @@ from sim.setup.composing import compose_plainly
 from sim.values.places import CONF, name_of
 
 MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
+ONE_AT_A_TIME = Lock()
+"""Hydra has one state in a process, which threads would take from each other."""
 SURROUNDINGS = ("hardware", "devices", "model", "trace", "workload")
 
 
@@ -47,12 +50,17 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    # Inside a running hydra application its state must survive this composition.
-    running = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(config, [*overrides, "output_dir=unused"], return_hydra_config=True)
+        with ONE_AT_A_TIME:
+            # Inside a running hydra application its state must survive this composition.
+            running = GlobalHydra.instance().hydra
+            GlobalHydra.instance().clear()
+            try:
+                with initialize_config_dir(str(CONF), version_base="1.3"):
+                    words = [*overrides, "output_dir=unused"]
+                    return compose(config, words, return_hydra_config=True)
+            finally:
+                GlobalHydra.instance().hydra = running
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(in_a_line(error)) from None
     except RecursionError:
@@ -61,8 +69,6 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
             f"{told}: a file that these words choose starts from itself, if only through others;"
             " look at the lists `defaults`"
         ) from None
-    finally:
-        GlobalHydra.instance().hydra = running
 
 
 RESOLVING = "raised while resolving interpolation: "

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -283,3 +284,29 @@ def test_a_name_that_sim_does_not_have_is_told_as_python_tells_it() -> None:
 
     with pytest.raises(AttributeError, match="module 'sim' has no attribute 'runn'"):
         sim.runn  # noqa: B018
+
+
+def test_threads_compose_by_hydra_at_the_same_time_as_one_after_another_does() -> None:
+    """Hydra has one state in a process; a folder of the words' own makes hydra compose."""
+    words = [("trace.max_sequences=1", f"seed={seed}", "+model.kv_bits=8") for seed in range(6)]
+
+    def made(own: tuple[str, ...]) -> float:
+        return float(run("lru", *own).summary["makespan_s"])
+
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(made, words))
+    assert together == [made(own) for own in words]
+
+
+def test_a_word_that_is_no_text_is_refused_with_the_way_to_give_a_value() -> None:
+    path: Any = Path("elsewhere")
+    with pytest.raises(
+        ValueError, match=r"got PosixPath\('elsewhere'\); other values go by keyword"
+    ):
+        run("lru", path)
+
+
+@pytest.mark.parametrize("word", ["output_dir=x", "overwrite=yes"])
+def test_words_about_folders_are_refused_because_nothing_is_written(word: str) -> None:
+    with pytest.raises(ValueError, match=rf"so {word.split('=')[0]}= has no use; call \.write"):
+        run("lru", word)
