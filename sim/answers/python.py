@@ -80,6 +80,12 @@ class SimulatedRun:
     def __repr__(self) -> str:
         return answer(self.summary)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "a run cannot be sent to another process, nor pickled: send what is wanted of it"
+            " (.summary, .config, its tables), or .write(DIR) there"
+        )
+
     def plot(self) -> Any:
         """A matplotlib figure: the time of each decoding step, by its cause, labels above it."""
         return python_figures.time_by_cause(self._frames, self.summary)

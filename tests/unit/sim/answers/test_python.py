@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -310,3 +311,11 @@ def test_a_word_that_is_no_text_is_refused_with_the_way_to_give_a_value() -> Non
 def test_words_about_folders_are_refused_because_nothing_is_written(word: str) -> None:
     with pytest.raises(ValueError, match=rf"so {word.split('=')[0]}= has no use; call \.write"):
         run("lru", word)
+
+
+def test_a_run_is_not_pickled_and_what_is_wanted_of_it_is() -> None:
+    found = run("lru", "trace.max_sequences=1")
+    with pytest.raises(TypeError, match=r"cannot be sent to another process.*\.write\(DIR\) there"):
+        pickle.dumps(found)
+    assert pickle.loads(pickle.dumps(found.summary)) == found.summary
+    assert pickle.loads(pickle.dumps(found.tokens)).equals(found.tokens)
