@@ -152,15 +152,16 @@ class Dataset:
         frames: dict[Path, pl.DataFrame] = {}
         for part in self._parts():
             try:
-                frames[part] = frame = pl.read_parquet(part, glob=False)
+                frames[part] = frame = _part(part)
                 if "code" not in frame.columns:
                     frame = frame.with_columns(code=pl.lit(None, pl.String))
                 for told in frame.select("key", "status", "code").iter_rows():
                     self._note(*told)
-            except (PolarsError, OSError) as error:
+            except (PolarsError, ValueError) as error:
                 # Moved out of the folder of parts, which readers such as pandas read as a whole.
                 aside = self.directory / (part.name + BROKEN)
                 part.rename(aside)
+                frames.pop(part, None)
                 reason = str(error).splitlines()[0]
                 self._tell(
                     f"{part} cannot be read ({reason}); it is kept as {aside.name}, and the cells"
@@ -290,12 +291,28 @@ def _journaled(place: Path) -> tuple[list[Row], int]:
 def read_part(part: Path) -> pl.DataFrame:
     """The rows of one part. Raise ValueError for one that is broken."""
     try:
-        return pl.read_parquet(part, glob=False)
-    except PolarsError as error:
+        return _part(part)
+    except ValueError as error:
         raise ValueError(
-            f"{part} cannot be read ({str(error).splitlines()[0]}); the study's words again set it"
-            " aside and run its cells anew"
+            f"{part} cannot be read ({error}); the study's words again set it aside and run its"
+            " cells anew"
         ) from None
+
+
+def _part(part: Path) -> pl.DataFrame:
+    """The rows of one part. Raise ValueError, with the reason alone, where no study wrote them."""
+    try:
+        found = pl.read_parquet(part, glob=False)
+    except (PolarsError, OSError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    for name, kind in SCHEMA.items():
+        there, wanted = found.schema.get(name, pl.Null()), pl.Schema({name: kind})[name]
+        is_other = there not in (wanted, pl.Null()) and not (
+            there.is_numeric() and wanted.is_numeric()
+        )
+        if is_other:
+            raise ValueError(f"column {name} is {there}, must be {wanted}")
+    return found
 
 
 def last_cells(recorded: pl.DataFrame) -> list[Row]:
