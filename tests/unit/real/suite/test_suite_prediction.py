@@ -186,7 +186,7 @@ def test_the_systems_of_calibrating_runs_are_fitted_and_not_scored(
     [
         (["data={data}", "rates=x"], "rates=x must be a number from 0.1 to 10"),
         (["data={data}", "contention=maybe"], "contention=maybe; allowed: on, off"),
-        (["data={data}", "calibrating=that"], "that/summary.json"),
+        (["data={data}", "calibrating=that"], "that holds no run: there is no such folder"),
         (["data={data}", "what=else"], "'what=else' is neither an option"),
     ],
 )
