@@ -200,6 +200,10 @@ def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
         yield advance, advance
 
 
-if __name__ == "__main__":
+def _command() -> int:
     compose_once()
-    sys.exit(in_one_line(main))
+    return in_one_line(main)
+
+
+if __name__ == "__main__":
+    sys.exit(_command())
