@@ -46,10 +46,13 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tokens of each model's shape, and as many to fit on."""
+    """A few tokens of each model's shape, and as many to fit on. Some runs say how many they read."""
     folder = tmp_path_factory.mktemp("gates")
     for name, shape in SHAPES.items():
-        write_trace(folder / name, synthesize(shape, tokens=3, prompt_tokens=1, sequences=2))
+        tokens, prompt = (16, 32) if name == LIKE else (3, 1)
+        write_trace(
+            folder / name, synthesize(shape, tokens=tokens, prompt_tokens=prompt, sequences=2)
+        )
     return folder
 
 
