@@ -80,9 +80,8 @@ def in_a_line(error: Exception) -> str:
     # Below an empty line hydra lists its files and folders.
     lines = str(error).strip().partition("\n\n")[0].splitlines()
     kept = [line.strip() for line in lines if not line.startswith("See http")]
-    if (
-        RESOLVING in kept[0]
-    ):  # of a resolver's own error, which tells all; the key below tells hydra's
+    if RESOLVING in kept[0]:
+        # A resolver's own error tells all. The key below is one of hydra's own.
         return kept[0].partition(RESOLVING)[2]
     if kept[0].startswith("Error merging"):
         kept += [f"({line})" for line in str(error.__cause__ or "").splitlines()[:1]]

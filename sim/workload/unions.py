@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, starmap
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import ASK, FloatArray, Graded, IntArray, ScoreRule
+
+Value = TypeVar("Value", int, float)
 
 
 @dataclass(frozen=True)
@@ -46,33 +49,33 @@ class Union:
 
     @cached_property
     def needs(self) -> list[list[int]]:
-        expert: list[int] = self._needs.expert.tolist()
-        return [expert[start:stop] for start, stop in pairwise(self._cuts)]
+        return self._by_site(self._needs.expert.tolist())
 
     @cached_property
     def keys(self) -> list[list[int]]:
         """``needs`` as keys of precision 0."""
-        key: list[int] = (
-            self._needs.expert + (self._needs.tick + self._ahead) * self._units
-        ).tolist()
-        return [key[start:stop] for start, stop in pairwise(self._cuts)]
+        return self._by_site(self._all_keys().tolist())
 
     @cached_property
     def tokens(self) -> list[list[int]]:
-        tokens: list[int] = self._needs.tokens.tolist()
-        return [tokens[start:stop] for start, stop in pairwise(self._cuts)]
+        return self._by_site(self._needs.tokens.tolist())
 
     @cached_property
     def scores(self) -> list[list[float]]:
-        score: list[float] = self._needs.score.tolist()
-        return [score[start:stop] for start, stop in pairwise(self._cuts)]
+        return self._by_site(self._needs.score.tolist())
 
     def graded(self, rule: ScoreRule, plane: int) -> list[Graded]:
         """What a rule says of each site's needs, and the keys of the variants that it names."""
         said = rule(self._needs.score)
-        keys = self._needs.expert + (self._needs.tick + self._ahead) * self._units
-        said_list, variants = said.tolist(), variants_of(keys, said, plane).tolist()
-        return [(said_list[at], variants[at]) for at in starmap(slice, pairwise(self._cuts))]
+        variants: list[int] = variants_of(self._all_keys(), said, plane).tolist()
+        said_list: list[int] = said.tolist()
+        return list(zip(self._by_site(said_list), self._by_site(variants), strict=True))
+
+    def _all_keys(self) -> IntArray:
+        return self._needs.expert + (self._needs.tick + self._ahead) * self._units
+
+    def _by_site(self, values: list[Value]) -> list[list[Value]]:
+        return [values[start:stop] for start, stop in pairwise(self._cuts)]
 
 
 def apart(
