@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "wait": ("wait_all", "as_ready", "in_order", "by_projection"),
     "in_flight": (1, 2),
     "destination": ("pool", "staging"),
+    "staging_holds": ("experts", "projections"),
     "demand_evicts": ("masked_last", "unmasked"),
     "retention": ("strict", "after_batch", "until_next_visit"),
     "replay_unit": ("union", "access"),
@@ -22,6 +23,10 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
 }
 
 
+LAYER = "layer"
+"""The value of ``staging_slots`` that becomes the number of a layer's experts before a run
+(`sim.setup.parts`).
+"""
 COUNTED = ("within_layer", "in_time")
 """The values of ``prefetch_budget`` that become numbers of the machine's times before a run
 (`sim.setup.build`).
@@ -40,7 +45,10 @@ class Loader:
     - ``cancel_stale``: a gate cancels the waiting prefetches for its site that it does not need.
     - ``demand_first``: demands overtake prefetches; else each link has one queue.
     - ``destination``: where whole prefetches land.
-    - ``staging_slots``: slots outside the pools, each of the largest variant.
+    - ``staging_slots``: slots outside the pools, each of the largest variant. In a configuration
+      `LAYER` stands for as many as a layer has experts.
+    - ``staging_holds``: with ``projections`` the slots have room for one projection of their experts
+      at a time, which is what the ledger counts (contract C82).
     - ``demand_evicts``: ``unmasked`` serves a demand from staging where only masked (forecast) keys
       could make room for it.
     - ``dense_slots``: 0 keeps the dense blocks resident; n streams them through n slots.
@@ -69,6 +77,7 @@ class Loader:
     demand_first: bool = True
     destination: str = "pool"
     staging_slots: int = 0
+    staging_holds: str = "experts"
     demand_evicts: str = "masked_last"
     dense_slots: int = 0
     in_flight: int = 1
@@ -90,6 +99,11 @@ class Loader:
             if value not in values or isinstance(value, bool):
                 allowed = ", ".join(str(v) for v in values)
                 raise ValueError(f"loader.{name}={value} is unknown; allowed: {allowed}")
+        if isinstance(self.staging_slots, str):
+            raise ValueError(
+                f"loader.staging_slots={self.staging_slots} must be a whole number, or {LAYER}: as many"
+                " as a layer has experts"
+            )
         for name in ("staging_slots", "dense_slots"):
             require_number(f"loader.{name}", getattr(self, name), whole=True)
         if self.chunk_bytes is not None:

@@ -30,7 +30,7 @@ from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_errors import with_own_errors
 from sim.setup.own_gates import with_gates
 from sim.setup.own_policies import check_said
-from sim.setup.parts import Parts, make_parts
+from sim.setup.parts import Parts, make_parts, with_layer_staged
 from sim.setup.refusals import (
     FIT,
     check_changed,
@@ -76,13 +76,15 @@ def build(
     Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
     them.
     """
-    config = with_own_errors(with_gates(checked_settings(cfg)))
+    config = with_layer_staged(with_own_errors(with_gates(checked_settings(cfg))))
     parts, shared = make_parts(config), shared or Shared(0)
     check_said(parts.policies(), parts.model)
     check_changed(parts.hardware, changed)
     check_ram_cache(system, parts.hardware)
     trace = _trace_of(parts, trace or _shared_trace(parts, shared), shared)
     workload = _checked_workload(config, parts, trace, shared, is_real=bool(stored_bytes))
+    if stored_bytes:  # A real engine's staging holds whole experts.
+        parts = replace(parts, loader=replace(parts.loader, staging_holds="experts"))
     parts, known = _with_ranking(parts, workload)
     # The selector comes first: it decides which variants there are, and so the geometry.
     known |= prepare_parts(parts, ("precision",), workload)

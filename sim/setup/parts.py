@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sim.core.loader import Loader
+from sim.core.loader import LAYER, Loader
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.policies.base import (
@@ -87,6 +87,16 @@ def make_parts(config: Mapping[str, Any]) -> Parts:
         hardware=make_hardware(config),
         **others,
     )
+
+
+def with_layer_staged(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of plain values whose ``loader.staging_slots`` is a number: the model's
+    experts of a layer, where it was `LAYER`.
+    """
+    loader = config["loader"]
+    if loader.get("staging_slots") != LAYER:
+        return dict(config)
+    return {**config, "loader": {**loader, "staging_slots": make_model(config).stored_experts}}
 
 
 def make_model(config: Mapping[str, Any]) -> Model:

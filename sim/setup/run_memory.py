@@ -106,7 +106,7 @@ def _ledger_alone(
         over += overflow_bytes(union, issued, min(capacity))
     sizes = {
         "slot_bytes": sum(capacity),
-        "staging_bytes": loader.staging_slots * largest,
+        "staging_bytes": loader.staging_slots * _staged_bytes(model, controller),
         "overflow_bytes": over,
         "dense_slots": loader.dense_slots,
         "parts_bytes": model.sites
@@ -116,6 +116,14 @@ def _ledger_alone(
         * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
     }
     return make_ledger(model, hardware, limits, **sizes)
+
+
+def _staged_bytes(model: Model, controller: Controller) -> int:
+    """The bytes of a staging slot: of the largest variant, or of its largest projection."""
+    geometry = controller.geometry
+    if controller.loader.staging_holds == "experts":
+        return max(geometry.slot_sizes)
+    return max(max(model.projection_bytes(name)) for name in geometry.precisions)
 
 
 def _asked_bytes(controller: Controller, workload: Workload | None) -> list[int] | None:

@@ -81,7 +81,8 @@ def test_a_selector_that_leaves_out_what_is_absent_is_refused(
 
 def test_what_has_no_point_even_where_all_experts_have_room_is_refused() -> None:
     """A prompt of more than 32 tokens only reads this cache, and goes through its staging slots."""
-    words = ("system=llama_cpp_cache", "trace.max_sequences=1", "workload.decode_tokens=2")
+    words = ("system=llama_cpp_cache", "loader.staging_slots=2", "trace.max_sequences=1")
+    words += ("workload.decode_tokens=2",)
     with pytest.raises(ScreenError, match="is served in waves"):
         frontier(words, [None], 1)
 

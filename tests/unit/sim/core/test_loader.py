@@ -27,6 +27,7 @@ from sim.values.types import Route
         ("low_for_high", True),
         ("chunk_bytes", 1 << 20),
         ("staging_slots", 2),
+        ("staging_holds", "projections"),
         ("dense_slots", 1),
         ("retention", "after_batch"),
         ("replay_unit", "access"),
@@ -46,6 +47,7 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("in_flight", 0, "1, 2"),
         ("wait", "later", "wait_all, as_ready, in_order, by_projection"),
         ("destination", "disk", "pool, staging"),
+        ("staging_holds", "tensors", "experts, projections"),
         ("demand_evicts", "all", "masked_last, unmasked"),
         ("retention", "forever", "strict, after_batch, until_next_visit"),
         ("replay_unit", "token", "union, access"),
@@ -128,3 +130,10 @@ def test_chunks_need_links_of_one_engine() -> None:
         ValueError, match=r"chunk_bytes=1 needs one engine on every link, got engines \[1, 2\]; set"
     ):
         Loader(chunk_bytes=1).check_route(Route((1, 2), (0, 0)))
+
+
+@pytest.mark.parametrize("value", ["layers", "layer"])
+def test_what_stands_for_a_number_of_slots_is_told(value: str) -> None:
+    message = f"^loader.staging_slots={value} must be a whole number, or layer: as many as a layer has"
+    with pytest.raises(ValueError, match=message):
+        Loader(staging_slots=value)  # type: ignore[arg-type]

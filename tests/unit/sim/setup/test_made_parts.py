@@ -10,7 +10,15 @@ import pytest
 
 from sim.policies.requires import Requires
 from sim.setup import parts as module
-from sim.setup.parts import PARTS, Parts, make_hardware, make_model, make_part, make_parts
+from sim.setup.parts import (
+    PARTS,
+    Parts,
+    make_hardware,
+    make_model,
+    make_part,
+    make_parts,
+    with_layer_staged,
+)
 from sim.verbs.names import of_file
 
 
@@ -52,6 +60,15 @@ def test_every_section_is_a_part_and_drafts_are_layers_of_the_model(
     first = "with 2" if drafts else model
     assert made == {"model": first, "hardware": "machine", "workload": workload, **others}
     assert set(made) == set(PARTS)
+
+
+def test_staging_for_a_layer_is_as_many_slots_as_it_has_experts() -> None:
+    model = of_file("model", "tiny_mixtral")
+    config = {"model": model, "loader": {"staging_slots": "layer", "wait": "wait_all"}}
+    made = with_layer_staged(config)
+    assert made["loader"] == {"staging_slots": 8, "wait": "wait_all"}
+    assert config["loader"]["staging_slots"] == "layer", "what was given is left as it is"
+    assert with_layer_staged(made) == made
 
 
 def test_policies_together_require_the_most_of_a_trace() -> None:

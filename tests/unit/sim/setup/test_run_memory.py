@@ -21,6 +21,7 @@ LOADER: dict[str, Any] = {
     "retention": "after_batch",
     "in_flight": 3,
     "staging_slots": 2,
+    "staging_holds": "experts",
     "dense_slots": 0,
 }
 
@@ -73,6 +74,9 @@ def test_a_run_takes_slots_staging_parts_and_drafts() -> None:
         "prefix_bytes": 0,
         "page_cache_bytes": 0,
     }
+    # Of an expert's three projections in FP16 a slot holds one, 128 weights.
+    by_projection = controller((2_000,), staging_holds="projections")
+    assert taken(by_projection).staging_bytes == 2 * 256
     # Of three blocks of 480 B one slot is left.
     assert taken(controller((2_000,), dense_slots=1)).dense_bytes == 1_776 - 960
 
