@@ -35,6 +35,17 @@ class LatentAttention:
         out_of_cache = self.kv_rank * heads * (self.nope_dim + self.value_dim)
         return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
 
+    def pair_flops(self, *, unfolded: bool) -> int:
+        """The operations of one head for each pair of a token and one that it attends to."""
+        if unfolded:
+            return 2 * (self.nope_dim + self.rope_dim + self.value_dim)
+        return 2 * (2 * self.kv_rank + self.rope_dim)
+
+    @property
+    def unfolding_flops(self) -> int:
+        """The operations of one head that unfold the keys and values of one token."""
+        return 2 * self.kv_rank * (self.nope_dim + self.value_dim)
+
 
 def attended_tokens(context: int, rows: int, window: int) -> float:
     """To how many tokens the last ``rows`` of ``context`` attend on average.

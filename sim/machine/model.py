@@ -283,15 +283,21 @@ class Model:
             return self.latent.params(self.hidden, self.heads)
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
-    @property
-    def attention_flops(self) -> int:
-        """The operations for each pair of a token and one that it attends to, in one layer.
+    def attention_flops(self, pairs: float, earlier: int) -> float:
+        """The operations of one layer's attention, its projections left out.
 
-        Compressed keys and values (``latent``) are used as they are, not unfolded.
+        ``pairs``: of a row and a token that it attends to; ``earlier``: how many of these tokens are
+        no rows of the step. Compressed keys and values (``latent``) are used as they are, or all
+        are unfolded first: whichever takes fewer operations (contract C81).
         """
-        if self.latent is not None:
-            return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
-        return 4 * self.heads * self.head_dim
+        if self.latent is None:
+            return 4 * self.heads * self.head_dim * pairs
+        unfolded = self.latent.pair_flops(unfolded=True) * pairs
+        return self.heads * min(
+            self.latent.pair_flops(unfolded=False) * pairs,
+            # Rows unfold their own by a projection that is counted with the others.
+            unfolded + self.latent.unfolding_flops * earlier,
+        )
 
     @property
     def cross_kv_params(self) -> int:

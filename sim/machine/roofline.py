@@ -167,8 +167,9 @@ class Roofline:
         for window, count in windows:
             for own_rows, tokens, _ in shares:
                 attended = tokens if encodes else attended_tokens(tokens, own_rows, window)
-                attention_flops += count * own_rows * attended * m.attention_flops
-                kv_bytes += count * m.layer_kv_bytes * read_tokens(tokens, own_rows, window)
+                read = read_tokens(tokens, own_rows, window)
+                attention_flops += count * m.attention_flops(own_rows * attended, read - own_rows)
+                kv_bytes += count * m.layer_kv_bytes * read
         launches = (
             layers * compute.dense_launches
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches

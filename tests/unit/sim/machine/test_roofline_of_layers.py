@@ -74,6 +74,19 @@ def test_attention_bound_by_arithmetic_does_not_hide_behind_the_bytes_of_weights
     assert list(many.dense_ns(step(1, 50, True))) == [1_220 + 2 * LAUNCH] * 3
 
 
+# Contracts: C81
+def test_many_rows_unfold_compressed_keys_and_values() -> None:
+    """100 rows at the end of 150 tokens attend to 10,050 pairs: 2 * 26 FLOPs each of 200 heads as they
+    are, or 2 * (4 + 6 + 3) unfolded. Of the 50 tokens before them that is 2 * 10 * (4 + 3) more.
+
+    So it is 200 * (10,050 * 26 + 50 * 140) = 53,660,000 FLOPs and not 104,520,000. The projections'
+    are 2 * 100 * 34,986 = 6,997,200.
+    """
+    latent = LatentAttention(query_rank=0, kv_rank=10, rope_dim=6, nope_dim=4, value_dim=3)
+    many = durations(latent=latent, heads=200, head_dim=10)
+    assert list(many.dense_ns(step(100, 150, False))) == [53_660 + 6_997 + 2 * LAUNCH] * 3
+
+
 # Contracts: C151
 def test_drafts_take_a_layer_its_experts_and_the_head_one_after_another_before_the_first_site() -> (
     None
