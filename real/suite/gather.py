@@ -16,6 +16,7 @@ from real.suite.pairs import (
     IO,
     ONE,
     PREDICTED,
+    READ,
     STALL,
     STEP,
     TOKEN,
@@ -193,5 +194,6 @@ def _of_published(row: field.Row, file: str, basis: str) -> Pair:
     one = row.published
     system = next(word for word in one.words if word.startswith("system=")).partition("=")[2]
     name = f"{system} ({one.name})"
-    told = "published", name, None, TOKEN, PREDICTED, 1 / one.tokens_per_s, 1 / row.tokens_per_s
+    times = 1 / one.tokens_per_s, 1 / row.tokens_per_s
+    told = "published", name, None, READ if one.is_prompt else TOKEN, PREDICTED, *times
     return Pair(one.machine, file, basis, *told, gates=f"SYNTHETIC gates: {row.gates}")

@@ -25,8 +25,11 @@ ROLES = (PREDICTED, CALIBRATING, FITTED)
 - ``fitted``: the run itself was used.
 """
 TOKEN, STEP, ONE, STALL, IO = "token", "step", "one token", "stall of one token", "I/O of one token"
-QUANTITIES = (TOKEN, STEP, ONE, STALL, IO)
-"""What took the time: in the mean of a run, a token after the first or a step; or one token."""
+READ = "token of a prompt"
+QUANTITIES = (TOKEN, STEP, ONE, STALL, IO, READ)
+"""What took the time: in the mean of a run, a token after the first, a step or a token of the prompt; or
+one token.
+"""
 CONTROLS = ("rates_1.1", "rates_0.9", "contention_off")
 """Machines that are wrong on purpose: all rates, or who slows whom."""
 DIGITS = 7

@@ -99,9 +99,10 @@ class Loader:
             if value not in values or isinstance(value, bool):
                 allowed = ", ".join(str(v) for v in values)
                 raise ValueError(f"loader.{name}={value} is unknown; allowed: {allowed}")
-        if isinstance(self.staging_slots, str):
+        slots: object = self.staging_slots
+        if isinstance(slots, str):
             raise ValueError(
-                f"loader.staging_slots={self.staging_slots} must be a whole number, or {LAYER}: as many"
+                f"loader.staging_slots={slots} must be a whole number, or {LAYER}: as many"
                 " as a layer has experts"
             )
         for name in ("staging_slots", "dense_slots"):

@@ -5,6 +5,7 @@ simulate it. Machines are those of ``conf/hardware``, with the link's rate as th
 ``drawn`` has the words whose figures are drawn from another row, which ``fitted_on`` names.
 ``baseline`` names the run of the same group that it is compared with (`sim.reproduce.field_gains`).
 Gates are synthetic, fitted to published statistics of a model, which the word ``like=`` names.
+With the word ``prompt=N`` the speed is that of reading N tokens at once, else that of decoding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from sim.values.fields import HEADER_FILE
 
 FILE = FOLDER / "field.csv"
 LIKE, NEXT = "qwen3_30b_a3b", "qwen3_8_flash_next"
-LIKE_KEY = "like"
+LIKE_KEY, PROMPT_KEY = "like", "prompt"
+PROMPTS = "prompts"
+"""The folder of gates with prompts that are long enough for all runs of a model."""
 ONE = ("precision=int4", "trace.max_sequences=1")
 WORDS = (f"model={LIKE}", *ONE)
 GATES: Mapping[str, tuple[str, ...]] = {
@@ -77,6 +80,10 @@ class Published:
     baseline: str = ""
     drawn: tuple[str, ...] = ()
 
+    @property
+    def is_prompt(self) -> bool:
+        return bool(prompt_of(self.words))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -104,6 +111,7 @@ def published(place: Path = FILE) -> list[Published]:
                 hits = float(row["hit_ratio"]) if row["hit_ratio"] else None
                 drawn, own = tuple(row["drawn"].split()), tuple(row["words"].split())
                 rate, words = float(row["tokens_per_s"]), own and (*own, *drawn)
+                int(prompt_of(words) or 1)
                 told = row["id"], row["source"], row["machine"], rate, hits, words
                 one = Published(*told, row["fitted_on"], row["baseline"], drawn)
             except (KeyError, ValueError, AttributeError) as error:
@@ -121,43 +129,62 @@ def published(place: Path = FILE) -> list[Published]:
 
 def like_of(words: Sequence[str]) -> str:
     """The model whose gates these words are simulated on."""
-    named = [word.partition("=")[2] for word in words if word.startswith(f"{LIKE_KEY}=")]
-    return named[-1] if named else LIKE
+    return _said(words, LIKE_KEY) or LIKE
 
 
-def trace_of(gates: Path, like: str) -> Path:
-    """The folder of a model's gates: under its name in ``gates``, or ``gates`` itself."""
+def prompt_of(words: Sequence[str]) -> str:
+    """How many tokens a run reads whose speed is a prompt's; empty where it is that of decoding."""
+    return _said(words, PROMPT_KEY)
+
+
+def _said(words: Sequence[str], key: str) -> str:
+    named = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
+    return named[-1] if named else ""
+
+
+def trace_of(gates: Path, words: Sequence[str]) -> Path:
+    """The folder of the gates of these words: under their model's name in ``gates``, or ``gates``
+    itself; those of prompts under `PROMPTS`.
+    """
+    like = like_of(words)
+    if prompt_of(words):
+        return gates / PROMPTS / like
     own = gates / like
     return own if like != LIKE or own.exists() else gates
 
 
 def check_gates(gates: Path, of: Sequence[Published]) -> None:
     """Raise ValueError where the gates of a run's model are not in ``gates``, before any is simulated."""
-    for like in dict.fromkeys(like_of(one.words) for one in of):
+    for one in of:
+        like, trace = like_of(one.words), trace_of(gates, one.words)
         if like not in GATES:
             raise ValueError(f"{LIKE_KEY}={like}: published runs have gates of {', '.join(GATES)}")
-        trace = trace_of(gates, like)
         if not (trace / HEADER_FILE).exists():
+            made = "tokens=256 sequences=24"
+            if one.is_prompt:
+                longest = max(int(prompt_of(o.words) or 0) for o in of if like_of(o.words) == like)
+                made = f"tokens=1 sequences=1 prompt_tokens={longest} lookahead=0"
             raise ValueError(
                 f"{trace} has no trace, and published runs need gates like those of {like}: make"
-                f" some with moelab synthesize like={like} tokens=256 sequences=24"
-                f" output_dir={gates / like}"
+                f" some with moelab synthesize like={like} {made} output_dir={trace}"
             )
 
 
 def on_gates(gates: Path, words: Sequence[str]) -> list[str]:
     """The words of a run on its model's gates. Its own take the place of those of all rows."""
-    like = like_of(words)
-    every = (*GATES[like], f"trace.path={trace_of(gates, like)}", *words)
+    prompt = prompt_of(words)
+    read = (f"workload.prompt_tokens={prompt}", "workload.decode_tokens=1") if prompt else ()
+    every = (*GATES[like_of(words)], f"trace.path={trace_of(gates, words)}", *read, *words)
     own = {word.partition("=")[0]: word for word in every}
-    return [word for key, word in own.items() if key != LIKE_KEY]
+    return [word for key, word in own.items() if key not in (LIKE_KEY, PROMPT_KEY)]
 
 
 def rows(gates: Path, of: Sequence[Published]) -> Iterator[Row]:
     """Each run, simulated on its model's gates in the folder ``gates``."""
     for one in of:
         summary = trial(on_gates(gates, one.words)).summary
-        rate, told = 1 / float(summary["tpot_s"]["mean"]), str(summary["trace"]["gates"])
+        decoded, told = 1 / float(summary["tpot_s"]["mean"]), str(summary["trace"]["gates"])
+        rate = float(summary["prefill_tokens_per_s"]) if one.is_prompt else decoded
         yield Row(one, rate, float(summary["hit_ratio"]), told)
 
 

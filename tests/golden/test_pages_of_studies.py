@@ -30,6 +30,8 @@ VERDICTS = ("holds", "reachable", "misses", "misprint")
 NAMES = {"hobbit": "HOBBIT", "edgemoe": "EdgeMoE", "fate": "Fate", "floe": "FloE"}
 LONG = {LIKE: "tokens=256", NEXT: "tokens=256 sequences=24"}
 """By model, gates whose hits count. Those of the others are of runs with whole layers on the CPU."""
+PROMPTS = {LIKE: 4096, NEXT: 4096, "gpt_oss_120b": 8192, "deepseek_v2_lite": 4096}
+"""By model, the tokens of the longest prompt of its runs."""
 Row = dict[str, Any]
 pytestmark = [
     pytest.mark.thorough,
@@ -59,6 +61,10 @@ def test_published_runs_come_out_as_the_page_says(
     for like in GATES:
         told = LONG.get(like, "tokens=16 sequences=4")
         made = f"moelab synthesize like={like} {told} output_dir=gates/{like}"
+        assert shell.run(made).status == 0
+    for like, tokens in PROMPTS.items():
+        told = f"tokens=1 sequences=1 prompt_tokens={tokens} lookahead=0"
+        made = f"moelab synthesize like={like} {told} output_dir=gates/prompts/{like}"
         assert shell.run(made).status == 0
     found = shell.run("moelab reproduce field=gates")
     assert found.status == 0, "a line that the page says holds is missed"

@@ -134,6 +134,8 @@ def test_chunks_need_links_of_one_engine() -> None:
 
 @pytest.mark.parametrize("value", ["layers", "layer"])
 def test_what_stands_for_a_number_of_slots_is_told(value: str) -> None:
-    message = f"^loader.staging_slots={value} must be a whole number, or layer: as many as a layer has"
+    message = (
+        f"^loader.staging_slots={value} must be a whole number, or layer: as many as a layer has"
+    )
     with pytest.raises(ValueError, match=message):
         Loader(staging_slots=value)  # type: ignore[arg-type]

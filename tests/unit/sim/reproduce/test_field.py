@@ -79,7 +79,7 @@ def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
     found = {one.name: one for one in published() if not one.fitted_on}
     drawn: dict[str, set[tuple[str, ...]]] = {}
     for one in published():
-        if one.fitted_on:
+        if one.fitted_on and not one.is_prompt:  # a prompt's experts depend on its gates, too
             drawn.setdefault(one.fitted_on, set()).add(one.drawn)
     exact = set()
     for name, (figures,) in drawn.items():
@@ -135,6 +135,10 @@ def test_gates_that_are_not_there_are_told_before_anything_runs(
     told = rf"{tmp_path / NEXT} has no trace.*synthesize like={NEXT} .*output_dir={tmp_path / NEXT}"
     with pytest.raises(ValueError, match=told):
         check_gates(tmp_path, [one])
+    long = replace(one, words=("system=lru", "prompt=4096"))
+    told = f"{LIKE} tokens=1 sequences=1 prompt_tokens=8192 lookahead=0 output_dir={gates / 'prompts' / LIKE}$"
+    with pytest.raises(ValueError, match=told):
+        check_gates(gates, [one, long, replace(one, words=("system=lru", "prompt=8192"))])
     with pytest.raises(ValueError, match=f"like=gpt: .* {LIKE}, {NEXT}"):
         check_gates(gates, [replace(one, words=("like=gpt", "system=lru"))])
 
@@ -174,6 +178,7 @@ def test_in_80_columns_nothing_of_a_run_is_cut() -> None:
         ("a,https://b,c,0,,,,,system=lru", r":2: .* needs a rate, a source and words"),
         ("a,hearsay,c,1,,,,,system=lru", r":2: .* needs a rate, a source and words"),
         ("a,https://b,c,1,,,,,", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,1,,,,,system=lru prompt=all", r":2: .* is no published run"),
         ("a,https://b,c,1,,,b,,system=lru", r":2: .* \(drawn=none\) and .* \(fitted_on=b\)"),
         ("a,https://b,c,1,,,,x=2,system=lru", r":2: .* \(drawn=x=2\) and .* \(fitted_on=none\)"),
     ],
@@ -224,6 +229,23 @@ def test_a_run_is_simulated_with_its_words_on_the_gates_and_has_tokens_for_its_t
         ["0.250", "0.250"],
         ["0.500", "0.125"],
         ["y", "y"],
+    ]
+
+
+def test_the_speed_of_a_prompt_is_that_of_reading_so_many_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    summary = {"tpot_s": {"mean": 0.04}, "prefill_tokens_per_s": 512.0, "hit_ratio": 0.5}
+    asked: list[list[str]] = []
+    told = SimpleNamespace(summary=summary | {"trace": {"gates": "g"}})
+    monkeypatch.setattr(field, "trial", lambda words: asked.append(words) or told)
+    one = Published("a", "https://b", "c", 256.0, None, ("system=lru", "prompt=4096"))
+    (row,) = rows(Path("there"), [one])
+    assert one.is_prompt
+    assert (row.tokens_per_s, row.ratio) == (512.0, 2.0)
+    assert asked[0][3:] == [
+        f"trace.path={Path('there') / 'prompts' / LIKE}",
+        *("workload.prompt_tokens=4096", "workload.decode_tokens=1", "system=lru"),
     ]
 
 
