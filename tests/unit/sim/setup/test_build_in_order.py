@@ -46,7 +46,7 @@ class Built:
             precision=named(
                 constant=3, held="fp16", precisions=("fp16",), missing=lambda: "missing"
             ),
-            loader=named(prefetch_budget=4),
+            loader=named(prefetch_budget=4, staging_holds="projections"),
             workload=named(kv_allocation="once", speculation=named(layers_in_use=5)),
             trace=named(path="/t"),
             policies=lambda: "policies",
@@ -60,6 +60,7 @@ class Built:
             ("checked_settings", lambda cfg: ("checked", cfg)),
             ("with_gates", lambda cfg: self.config if cfg == ("checked", "cfg") else None),
             ("with_own_errors", lambda config: config),
+            ("with_layer_staged", lambda config: config),
             ("make_parts", lambda config: self.parts if config is self.config else None),
             ("replace", lambda one, **new: named(**{**vars(one), **new})),
             ("_shared_trace", lambda parts, shared: self.trace),
@@ -193,6 +194,7 @@ def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built
     made.recorded = "recorded"
     run: Any = build("cfg", "lru")  # type: ignore[arg-type]
     assert (made.seen[4][1]["tells_bytes"], run.recorded_bytes) == (True, "recorded")
+    assert run.controller.loader.staging_holds == "projections"
     made.error = CapacityError("no room")
     with pytest.raises(CapacityError, match=r"^no room; less than Budget\(resident_share=1,"):
         build("cfg", "lru")  # type: ignore[arg-type]
@@ -202,6 +204,7 @@ def test_the_bytes_of_a_store_or_of_a_recording_replace_nominal_ones(made: Built
     run = build("cfg", "lru", stored_bytes=[8])  # type: ignore[arg-type]
     assert made.seen[4] == ("check_drafts", {"tells_bytes": False, "is_real": True})
     assert ("sizing", made.hardware, made.header, [8]) in made.seen
+    assert run.controller.loader.staging_holds == "experts", "a real engine's hold whole ones"
 
 
 def test_a_budget_that_fits_is_found_and_written_into_the_configuration(made: Built) -> None:
