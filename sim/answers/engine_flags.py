@@ -14,6 +14,7 @@ from typing import Any
 
 from sim.machine.model import Model
 from sim.policies.tensor_overrides import EXPERTS
+from sim.results.run import Run
 from sim.setup.configure import group_of
 from sim.study.trials import prepared
 from sim.values.units import GIB, MIB
@@ -75,6 +76,8 @@ FLASH = {
 """The values of ``-fa``. ``auto`` is on where values are quantised (``src/llama-context.cpp``)."""
 STATE_BITS = 32
 """Bits of an activation that crosses to another GPU."""
+LOGIT_BYTES = 4
+RESERVED = "hardware.reserved_gib"
 OWNED = ("system", "cache", "placement", "loader", "budget")
 """What the flags choose, and no other word may."""
 SAID = {
@@ -277,7 +280,17 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
     if flags.cache_mib:
         layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
     slots_gib = max(1, whole.ledger.slot_bytes + flags.cache_mib * MIB) / GIB
-    return [*layers, f"budget.slots_gib={slots_gib!r}", *shared]
+    return [*layers, f"budget.slots_gib={slots_gib!r}", *_reserved(flags, whole, given), *shared]
+
+
+def _reserved(flags: Flags, run: Run, given: Sequence[str]) -> Iterator[str]:
+    """What the engine sets aside beside what every run does: room for the logits of a micro-batch's
+    rows, though it computes those of the last one.
+    """
+    if not any(_key(word) == RESERVED for word in given):
+        rows = min(flags.micro_batch, flags.context or flags.micro_batch)
+        logits_gib = rows * run.model.vocab * LOGIT_BYTES / GIB
+        yield f"{RESERVED}={run.hardware.reserved_gib + logits_gib!r}"
 
 
 def _check_kinds(flags: Flags, model: Model) -> None:

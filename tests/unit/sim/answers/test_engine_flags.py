@@ -222,6 +222,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "system=llama_cpp_n_cpu_moe",
                 "cache.quotas.n_cpu_moe=3",
                 "budget.slots_gib=1.5",
+                "hardware.reserved_gib=2.5",
                 "workload.prefill_chunk=512",
                 "model=x",
             ],
@@ -234,6 +235,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "cache.cache.quotas.n_cpu_moe=0",
                 "cache.cache.quotas.overrides=['a=CPU','b']",
                 "budget.slots_gib=1.75",
+                "hardware.reserved_gib=0.53515625",  # no more rows than the context has
                 "workload=continuous_4",
                 "workload.together=2",
                 "workload.prefill_chunk=16",
@@ -253,6 +255,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "system=llama_cpp_cache",
                 "cache.cache.quotas.n_cpu_moe=0",
                 "budget.slots_gib=2.0",
+                "hardware.reserved_gib=0.5078125",
                 "workload=continuous_4",
                 "workload.together=2",
                 "workload.prefill_chunk=512",
@@ -267,13 +270,17 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
 def test_the_words_of_a_line_by_hand(
     flags: Flags, given: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole layers take 1.5 GiB of all bytes; a cache comes on top."""
+    """Whole layers take 1.5 GiB of all bytes; a cache comes on top. The logits of a row take 1/256 GiB."""
     asked: list[list[str]] = []
 
     def prepared(of: list[str]) -> Any:
         asked.append(of)
-        model = SimpleNamespace(latent=None)
-        return SimpleNamespace(ledger=SimpleNamespace(slot_bytes=3 << 29), model=model)
+        model, hardware = (
+            SimpleNamespace(latent=None, vocab=1 << 20),
+            SimpleNamespace(reserved_gib=0.5),
+        )
+        ledger = SimpleNamespace(slot_bytes=3 << 29)
+        return SimpleNamespace(ledger=ledger, model=model, hardware=hardware)
 
     monkeypatch.setattr(engine_flags, "prepared", prepared)
     assert words_of(flags, given) == words
@@ -281,7 +288,7 @@ def test_the_words_of_a_line_by_hand(
     layers = [f"cache.quotas.n_cpu_moe={flags.n_cpu_moe}"]
     layers += ["cache.quotas.overrides=['a=CPU','b']"] * bool(flags.patterns)
     whole = ["system=llama_cpp_n_cpu_moe", *layers, "budget.resident_share=1"]
-    assert asked == [[*whole, *words[budget + 1 :]]]
+    assert asked == [[*whole, *words[budget + 2 :]]]
 
 
 @pytest.mark.parametrize(
@@ -365,6 +372,15 @@ def test_a_word_that_would_put_a_flag_aside_is_refused(flags: str, word: str, to
 def test_what_no_flag_of_the_line_says_is_said_by_a_word() -> None:
     run = run_of("--cpu-moe", "workload.context_tokens=500", "workload=static_4")
     assert (run.workload.lengths.context, run.workload.together) == (500, 4)
+
+
+# Contracts: C154
+def test_room_for_logits_is_the_users_own_where_they_say_what_is_set_aside() -> None:
+    vocab, rows = run_of("").model.vocab, 64
+    assert run_of(f"-ub {rows}").hardware.reserved_gib == pytest.approx(
+        0.5 + rows * vocab * 4 / (1 << 30), abs=1e-12
+    )
+    assert run_of(f"-ub {rows}", "hardware.reserved_gib=0.25").hardware.reserved_gib == 0.25
 
 
 def test_a_run_takes_flags_for_the_words_that_they_stand_for(

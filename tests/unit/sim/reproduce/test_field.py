@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from sim.answers.engine_flags import read_flags, words_of
 from sim.reproduce import field
 from sim.reproduce.__main__ import main
 from sim.reproduce.field import (
@@ -141,6 +142,31 @@ def test_gates_that_are_not_there_are_told_before_anything_runs(
         check_gates(gates, [one, long, replace(one, words=("system=lru", "prompt=8192"))])
     with pytest.raises(ValueError, match=f"like=gpt: .* {LIKE}, {NEXT}"):
         check_gates(gates, [replace(one, words=("like=gpt", "system=lru"))])
+
+
+# Contracts: C154
+@pytest.mark.parametrize(
+    ("micro_batch", "context", "used"),
+    [(256, 4096, 25), (512, 4096, 26), (2048, 4096, 25), (4096, 4096, 26), (8192, 8192, 28)],
+)
+def test_as_few_layers_are_on_the_cpu_as_somebody_could_do_with(
+    micro_batch: int, context: int, used: int, gates: Path
+) -> None:
+    """gpt-oss-120b on a card of 24 GB, its dense weights of 16 bits (`lc-oss-3090-ub`): what was used
+    there is within a layer of the fewest that fit here.
+    """
+    words = ["model=gpt_oss_120b", "precision=mxfp4", "++model.dense_bits=16"]
+    words += ["hardware=rtx3090_pcie4", f"trace.path={gates / 'gpt_oss_120b'}"]
+
+    def fits(layers: int) -> bool:
+        line = f"--n-cpu-moe {layers} -c {context + 128} -ub {micro_batch} -b {micro_batch}"
+        try:
+            return prepared(words_of(read_flags(line), words)).ledger.slot_bytes > 0
+        except ValueError:
+            return False
+
+    fewest = next(layers for layers in range(37) if fits(layers))
+    assert abs(fewest - used) <= 1
 
 
 def test_a_run_of_loads_alone_takes_its_bytes_over_the_link(gates: Path) -> None:
