@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.results.folders import forget
 from sim.setup import configure
@@ -72,7 +73,7 @@ def in_one_line(main: Callable[[], Any]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         main()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         print(f"error: {configure.in_a_line(error)}", file=sys.stderr)
         return 2
     return 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.setup.composing import compose_plainly
 from sim.values.places import CONF, name_of
@@ -61,7 +62,7 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
                     return compose(config, words, return_hydra_config=True)
             finally:
                 GlobalHydra.instance().hydra = running
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ValueError(in_a_line(error)) from None
     except RecursionError:
         told = " ".join(overrides)

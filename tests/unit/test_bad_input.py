@@ -16,6 +16,7 @@ import pytest
 from omegaconf import DictConfig
 
 from sim.setup.build import build
+from sim.study.trials import prepared
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape, write_trace
 from sim.values.places import ROOT
@@ -446,6 +447,21 @@ def test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(
     overrides, message = CASES[case]
     line = refused(tmp_path, *SMALL, f"trace.path={small_trace}", *overrides.split())
     assert re.search(message, line), line
+
+
+def test_the_program_refuses_a_file_of_ones_own_that_is_no_yaml(
+    tmp_path: Path, small_trace: Path
+) -> None:
+    """The parser's traceback had thirty lines."""
+    file = tmp_path / "mine" / "cache" / "mru.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("_target_: mru.MRU\n  scope: [\n", encoding="utf-8")
+    words = ("cache=mru", f"hydra.searchpath=[file://{tmp_path / 'mine'}]")
+    (tmp_path / "run").mkdir()
+    line = refused(tmp_path / "run", *SMALL, f"trace.path={small_trace}", *words)
+    assert re.search(r"mapping values are not allowed here in .*mru\.yaml.*, line 2", line), line
+    with pytest.raises(ValueError, match=r"^mapping values .*mru\.yaml.*, line 2"):
+        prepared([*SMALL, *words])
 
 
 OF_POLICIES = (
