@@ -103,6 +103,17 @@ def make_geometry(
     null = product(
         range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts)
     )
+    known = len(precisions), model.sites, model.experts
+    for variant in missing:
+        if (
+            not isinstance(variant, tuple)
+            or len(variant) != 3
+            or any(not 0 <= one < n for one, n in zip(variant, known, strict=True))
+        ):
+            raise ValueError(
+                f"precision: `missing` names {variant}; it must be (precision, site, expert), below"
+                f" {known}"
+            )
     keys = frozenset(
         (p * model.sites + site) * units + expert for p, site, expert in chain(missing, null)
     )

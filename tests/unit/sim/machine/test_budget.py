@@ -176,6 +176,13 @@ def test_a_geometry_has_the_sizes_of_its_variants_and_half_of_all_experts_bytes(
     assert all_slot_bytes(found) == 9 * 768
 
 
+@pytest.mark.parametrize("variant", [(2, 0, 0), (0, 3, 0), (0, 0, 4), (0, -1, 0), (0, 0), 7])
+def test_a_variant_that_could_not_exist_is_no_missing_one(variant: Any) -> None:
+    """Its key was another variant's, or none's."""
+    with pytest.raises(ValueError, match=r"^precision: `missing` names .*, below \(2, 3, 4\)$"):
+        make_geometry(small(null_experts=1), ("fp16", "int4"), Budget(0.5), frozenset({variant}))
+
+
 @pytest.mark.parametrize(
     ("given", "variants", "by_site", "held", "all_bytes"),
     [
