@@ -13,18 +13,12 @@ from numpy.typing import NDArray
 from sim.fitting.artefact import Artefact
 from sim.policies.base import Policy
 from sim.policies.profile import Profile
-from sim.policies.requires import FitFile, Sample, Shape, Track
+from sim.policies.requires import RECORDED, FitFile, Sample, Shape, Track
 from sim.traces.flags import check_flags
 from sim.traces.routing import need_order
 from sim.traces.trace import DECODE, Header, Trace, trace_sha256
 from sim.workload.steps import Workload
 
-LEFT_OUT = {
-    "rows": "which token chose which expert",
-    "order": "the rank of a token's experts",
-    "sequences": "which sequence a token belongs to",
-}
-"""What a recording can leave out that a fit reads, by its word in `Header.lacks`."""
 _PROFILES: WeakKeyDictionary[Trace, dict[tuple[str, ...], Profile]] = WeakKeyDictionary()
 """Kept for as long as the trace is, so that many runs of one trace measure its profile once."""
 
@@ -40,7 +34,7 @@ def check_recorded_for(policy: Policy, header: Header) -> None:
         if word in header.lacks:
             raise ValueError(
                 f"trace {header.name} ({header.provenance.get('format')}) does not tell"
-                f" {LEFT_OUT[word]}, which {type(policy).__name__} is fitted on; choose another"
+                f" {RECORDED[word]}, which {type(policy).__name__} is fitted on; choose another"
                 " policy"
             )
 

@@ -16,11 +16,18 @@ from numpy.typing import NDArray
 
 from sim.policies.profile import Profile
 from sim.values.types import Geometry
+from sim.values.units import require_number
 
 Arrays = Mapping[str, NDArray[Any]]
 Track = Callable[[Iterable[int]], Iterable[int]]
 """Shows how far a fit is; it gives back what it is given."""
 Value = TypeVar("Value")
+RECORDED: Mapping[str, str] = {
+    "rows": "which token chose which expert",
+    "order": "the rank of a token's experts",
+    "sequences": "which sequence a token belongs to",
+}
+"""What a recording can leave out that a policy reads, by its word in `Header.lacks`."""
 
 
 def end_of_stack(site: int, *ends: int) -> int:
@@ -176,6 +183,14 @@ class Requires:
     """What the trace's ``fit`` sequences chose."""
     future: bool = False
     """The run's own needs, which no system can know: the run is labelled so."""
+
+    def __post_init__(self) -> None:
+        require_number("Requires: lookahead_sites", self.lookahead_sites, whole=True)
+        words: object = self.recorded
+        if not isinstance(words, tuple) or not {*words} <= {*RECORDED}:
+            raise ValueError(
+                f"Requires: recorded={words!r} must be a tuple of {', '.join(RECORDED)}"
+            )
 
 
 NOTHING = Requires()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sim.policies import __all__ as NAMES
-from sim.policies.requires import NOTHING, Given, Shape
+from sim.policies.requires import NOTHING, Given, Requires, Shape
 from sim.values.places import ROOT
 
 FOLDERS = ("setup", "fitting", "results", "study", "screening")
@@ -128,3 +128,17 @@ def test_a_policy_that_says_nothing_needs_nothing(name: str, arguments: tuple[An
     assert policy.requires == NOTHING
     policy.prepare(Given(Shape(2, 4, 1)))
     assert policy.told([0]) == {}
+
+
+@pytest.mark.parametrize("words", ["rows", ("row",), ["rows"]])
+def test_what_a_recording_cannot_leave_out_is_no_requirement(words: Any) -> None:
+    """A misspelt word was never looked for, so a recording without rows served a policy of rows."""
+    with pytest.raises(ValueError, match="must be a tuple of rows, order, sequences"):
+        Requires(recorded=words)
+    assert Requires(recorded=("rows", "order")).recorded == ("rows", "order")
+
+
+@pytest.mark.parametrize("sites", [-1, "2", 1.5])
+def test_lookahead_of_no_number_of_sites_is_no_requirement(sites: Any) -> None:
+    with pytest.raises(ValueError, match="lookahead_sites="):
+        Requires(lookahead_sites=sites)
