@@ -10,7 +10,15 @@ import numpy as np
 from sim.fitting.artefact import Artefact, ArtefactError, read_artefact
 from sim.fitting.fits import check_recorded_for, profile_of, shape_of
 from sim.policies.base import Policy
-from sim.policies.requires import FitError, FitFile, Fitted, FutureNeeds, Given, Requires
+from sim.policies.requires import (
+    FitError,
+    FitFile,
+    Fitted,
+    FutureNeeds,
+    Given,
+    PolicyError,
+    Requires,
+)
 from sim.traces.gate_inputs import read_gate_inputs
 from sim.traces.trace import trace_sha256
 from sim.values.places import ASSETS
@@ -60,6 +68,8 @@ def prepare(
         raise ArtefactError(
             f"the fit {requires.fit.artefact or requires.fit.name} of {section}: {error}"
         ) from None
+    except PolicyError:
+        raise
     except ValueError as error:
         raise ValueError(f"{section}: {error}") from error
     return seen

@@ -39,6 +39,10 @@ class FitError(ValueError):
     """The content of a fit does not suit the policy. Whoever read the file adds its name."""
 
 
+class PolicyError(ValueError):
+    """What a policy from outside the project did that cannot be. It says which policy, and where."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sites and experts of a model. The first ``encoder_sites`` sites are an encoder's, visited

@@ -349,9 +349,15 @@ def _contracts(run: Run) -> dict[str, Any]:
         "carry_over": "cache contents stay between sequences",
         "warmup_tokens": 0,
     }
-    numbers = [item.sequence for item in workload.sequences]
+    numbers, taken = [item.sequence for item in workload.sequences], {*contracts}
     for policy in run.policies:
-        contracts |= policy.told(numbers)
+        own = policy.told(numbers)
+        if not taken.isdisjoint(own):
+            raise ValueError(
+                f"{type(policy).__name__}: `told` has {', '.join(sorted(taken & {*own}))}, which the"
+                " summary's contracts say of the run: choose other names"
+            )
+        contracts |= own
     return contracts
 
 

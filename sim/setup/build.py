@@ -29,7 +29,7 @@ from sim.setup.counted_prefetches import counted_prefetches
 from sim.setup.on_devices import check_devices_parts, durations_on
 from sim.setup.own_errors import with_own_errors
 from sim.setup.own_gates import with_gates
-from sim.setup.own_policies import check_said
+from sim.setup.own_said import check_said
 from sim.setup.parts import Parts, make_parts, with_layer_staged
 from sim.setup.refusals import (
     FIT,

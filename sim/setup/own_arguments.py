@@ -1,39 +1,53 @@
-"""What a policy of one's own takes, and that it leaves alone what it is given.
+"""What a policy of one's own takes, that it leaves alone what it is given, and answers alike again.
 
 What a policy is given are the decision core's own lists. Whoever sorts one makes another run of it,
-and nothing would say so. As with answers, only classes from elsewhere are watched.
+and nothing would say so. Nor would anything where a question changes the policy: bounds, metrics and
+devices ask other questions than the run did. As with answers, only classes from elsewhere are watched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from inspect import Parameter, signature
-from itertools import count
-from typing import Any, TypeVar
+from functools import partial
+from inspect import Parameter, getattr_static, signature
+from itertools import count, zip_longest
+from types import GeneratorType
+from typing import Any
 
 import numpy as np
 
-OWN = ("sim", "real", "capture")
+from sim.policies.requires import PolicyError
+from sim.setup.own_failures import fail, is_own
+
 LAZY = ("predict", "victims")
 """Questions whose answers come one by one."""
+QUESTIONS = (
+    *LAZY,
+    "admit",
+    "select",
+    "decide",
+    "permitted",
+    "place",
+    "decision_us",
+    "moved_bytes",
+    "forecast_bytes",
+    "missing_bytes",
+)
+"""What may be asked twice, and is where a call is watched."""
 SEEN = ("needs", "keys", "tokens", "scores", "experts", "weights")
 """What a gate or a forecast shows that can be changed in place."""
-PLAIN = ("int", "bool", "Cause")
+PLAIN = ("int", "float", "bool", "Cause")
 """Types of what nobody can change."""
 
 FIRST, EVERY = 500, 32
 """Which calls of a method are watched: the first ones, and then one of so many. To copy all that each
-call is given would take three times as long as a fast policy.
+call is given, and to ask twice, would take several times as long as a fast policy.
 """
 
-Item = TypeVar("Item")
 Kept = tuple[str, Any, Any]
 """A name, what has it, and a copy of what it was."""
-
-
-def is_own(cls: type) -> bool:
-    """Whether a class is the project's."""
-    return cls.__module__.partition(".")[0] in OWN
+Call = Callable[..., Any]
+END = object()
 
 
 def check_takes(who: str, one: object, interface: type) -> None:
@@ -61,17 +75,28 @@ def check_takes(who: str, one: object, interface: type) -> None:
 
 
 def watched(who: str, own: Any, interface: type) -> Any:
-    """A class derived from ``own`` whose methods raise ValueError where a call that is watched
-    changes what it is given.
+    """A class derived from ``own``, or ``own`` where it is one already.
+
+    Its methods raise `PolicyError` for an error of theirs. Where a call is watched, they also do
+    where it changes what it is given, and where a question has another answer when it is asked again.
     """
+    if "_is_watched" in vars(own):
+        return own
     methods = {
-        name: _watch(who, name, [one.name for one in given], getattr(own, name))
-        for name, given in _methods(interface)
-        if any(one.annotation not in PLAIN for one in given) and not is_own(_defines(own, name))
+        name: _watch(who, name, given, _unbound(own, name)) for name, given in _methods(interface)
     }
     about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__slots__": ()}
     kind: Any = type(own)
-    return kind(own.__name__, (own,), {**about, **methods})
+    return kind(own.__name__, (own,), {**about, **methods, "_is_watched": True})
+
+
+def _unbound(own: Any, name: str) -> Call:
+    """A method as a function of the object and what is given, be it a static or a class method."""
+    found = getattr_static(own, name)
+    if isinstance(found, staticmethod | classmethod):
+        return lambda self, *values, **others: found.__get__(self, type(self))(*values, **others)
+    method: Call = getattr(own, name)
+    return method
 
 
 def _methods(interface: type) -> Iterator[tuple[str, Sequence[Parameter]]]:
@@ -88,36 +113,116 @@ def _defines(cls: type, name: str) -> type:
     return next((one for one in cls.__mro__ if name in vars(one)), object)
 
 
-def _watch(
-    who: str, name: str, given: Sequence[str], method: Callable[..., Any]
-) -> Callable[..., Any]:
-    numbers = count()
+def _watch(who: str, name: str, given: Sequence[Parameter], method: Call) -> Call:
+    """``method``, whose errors are told, and of whose calls some are watched."""
 
-    def asked(self: Any, *values: Any) -> Any:
+    def called(self: Any, *values: Any, **others: Any) -> Any:
+        try:
+            return method(self, *values, **others)
+        except Exception as error:
+            fail(who, name, error)
+
+    if name not in QUESTIONS and all(one.annotation in PLAIN for one in given):
+        return called
+    numbers, names, is_question = count(), [one.name for one in given], name in QUESTIONS
+
+    def asked(self: Any, *values: Any, **others: Any) -> Any:
         number = next(numbers)
-        if number >= FIRST and number % EVERY:
-            return method(self, *values)
-        named = dict(zip(given, values, strict=True))
+        if others or len(values) != len(names) or (number >= FIRST and number % EVERY):
+            try:
+                found = method(self, *values, **others)
+            except Exception as error:
+                fail(who, name, error)
+            return _failing(who, name, found) if isinstance(found, GeneratorType) else found
+        named = dict(zip(names, values, strict=True))
+        ask = partial(called, self, *values)
         kept = _kept(named)
-        found = method(self, *values)
+        found = _listed(who, name, ask())
         _check(who, name, kept)
-        is_lazy = name in LAZY and isinstance(found, Iterable) and not isinstance(found, str)
-        return _each(who, name, named, found) if is_lazy else found
+        again = _listed(who, name, ask()) if is_question else None
+        if name in LAZY and _is_many(found) and _is_many(again):
+            return _twice(who, name, named, found, again)
+        if is_question and not _alike(found, again):
+            _differ(who, name, found, again)
+        return found
 
     return asked
 
 
-def _each(who: str, name: str, named: Mapping[str, Any], found: Iterable[Item]) -> Iterator[Item]:
+def _is_many(found: object) -> bool:
+    return isinstance(found, Iterable) and not isinstance(found, str)
+
+
+def _listed(who: str, name: str, found: Any) -> Any:
+    """What is found; of a question that is not lazy all of it."""
+    if isinstance(found, Iterator) and name not in LAZY:
+        return [*_failing(who, name, found)]
+    return found
+
+
+def _failing(who: str, name: str, found: Iterator[Any]) -> Iterator[Any]:
+    """What is found, one by one, with the errors of its generator told."""
+    try:
+        yield from found
+    except Exception as error:
+        fail(who, name, error)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two answers say the same. What cannot be compared is no answer, and refused as such."""
+    if one is other or (one is END) != (other is END):
+        return one is other
+    if hasattr(one, "needs") and hasattr(other, "needs"):
+        one, other = (one.site, *one.needs), (other.site, *other.needs)
+    try:
+        first, second = np.asarray(one), np.asarray(other)
+    except ValueError:  # of lists in a list, of other lengths
+        return True
+    if "O" in (first.dtype.kind, second.dtype.kind):
+        return True
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == second.dtype.kind == "f")
+
+
+def _differ(who: str, name: str, found: Any, again: Any) -> None:
+    told = ["nothing" if one is END else _told(one) for one in (found, again)]
+    raise PolicyError(
+        f"{who}: `{name}` answers {told[0]} and, asked again at once, {told[1]}: a question must"
+        " change nothing and always answer alike; change the policy where it is told something"
+        " (`observe`, `on_...`), and draw nothing at random"
+    )
+
+
+def _told(one: Any) -> str:
+    return f"site {one.site} experts {[*one.needs]}" if hasattr(one, "needs") else repr(one)
+
+
+def _twice(who: str, name: str, named: Mapping[str, Any], found: Any, again: Any) -> Iterator[Any]:
+    """What is found, one by one, if what is found again is the same."""
+    if found is again and isinstance(found, Iterator):
+        raise PolicyError(
+            f"{who}: `{name}` gives the same iterator when it is asked again: make a new one"
+        )
+    pairs = zip_longest(
+        _each(who, name, named, found), _each(who, name, named, again), fillvalue=END
+    )
+    for one, other in pairs:
+        if not _alike(one, other):
+            _differ(who, name, one, other)
+        yield one
+
+
+def _each(who: str, name: str, named: Mapping[str, Any], found: Iterable[Any]) -> Iterator[Any]:
     """What is found, one by one. What others change between two of them is not held against it."""
     answers = iter(found)
     while True:
         kept = _kept(named)
         try:
-            one = next(answers)
-        except StopIteration:
+            one = next(answers, END)
+        except Exception as error:
+            fail(who, name, error)
+        _check(who, name, kept)
+        if one is END:
             return
-        finally:
-            _check(who, name, kept)
         yield one
 
 
@@ -145,6 +250,6 @@ def _check(who: str, method: str, kept: Sequence[Kept]) -> None:
             else now == before
         )
         if not same:
-            raise ValueError(
+            raise PolicyError(
                 f"{who}: `{method}` changes {name}, which it may only read: change a copy"
             )

@@ -1,4 +1,4 @@
-"""What policies of one's own say and answer is checked where it enters a run.
+"""What policies of one's own answer is checked where it enters a run.
 
 The project's own policies are held to their contracts by tests, and nothing here slows them down. A
 class from elsewhere is only known to have the right names. Its answers go into lists of the decision
@@ -7,72 +7,22 @@ core as indices, where a wrong one names another expert, or ends as an error tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
-from operator import index
-from typing import Any, NoReturn
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from sim.machine.model import Model
-from sim.machine.precision import PRECISION_BITS
-from sim.policies.base import (
-    CachePolicy,
-    Choice,
-    Gate,
-    Payload,
-    Placement,
-    Policy,
-    PrecisionSelector,
-    Predictor,
-)
-from sim.policies.requires import Requires
+from sim.policies.base import Choice, Gate, Policy
+from sim.policies.requires import PolicyError
 from sim.policies.row_forecast import RowForecast
-from sim.setup.own_arguments import check_takes, is_own, watched
-from sim.values.types import REROUTE, Geometry, Place, PoolPlan
+from sim.setup.own_arguments import FIRST, watched
+from sim.setup.own_failures import Answers, is_own
+from sim.setup.own_said import INTERFACES
+from sim.values.types import REROUTE, SKIP, Geometry, Place, PoolPlan
 
-_INTERFACES: Mapping[str, type] = {
-    "predictor": Predictor,
-    "cache": CachePolicy,
-    "ram_cache": CachePolicy,
-    "precision": PrecisionSelector,
-    "placement": Placement,
-    "payload": Payload,
-}
-PAGE = "docs/add_policy.md and sim/policies/base.py say what it must answer"
-
-
-def check_said(policies: Mapping[str, Policy], model: Model) -> None:
-    """Raise ValueError for what a policy of one's own, by section, says of itself that cannot be,
-    and for an object that is no policy of its section.
-    """
-    for section, policy in policies.items():
-        made: type = type(policy)
-        if made is dict:
-            raise ValueError(
-                f"{section}: the chosen file has no _target_, the class that it makes; add"
-                " _target_: MODULE.CLASS to it"
-            )
-        at, interface = _Answers(section, policy), _INTERFACES[section]
-        names = {name for name in dir(interface) if not name.startswith("_")}
-        names |= {*interface.__annotations__}
-        # ``dir`` of an object makes CPython 3.11 look up all its methods anew at each call.
-        missing = names - {*dir(type(policy))}
-        if lacking := sorted(missing and missing - {*dir(policy)}):
-            inherits = interface in type(policy).__mro__
-            way = "say it in the class, as" if inherits else "let it inherit"
-            raise ValueError(
-                f"{at.who} has no {', '.join(lacking)}; {way}"
-                f" sim.policies.base.{interface.__name__}{' does' if inherits else ''}"
-            )
-        if is_own(type(policy)):
-            continue
-        check_takes(at.who, policy, interface)
-        if not isinstance(policy.requires, Requires):
-            at.refuse("requires", policy.requires, "a Requires of sim.policies.requires")
-        said = _SAID.get(section)
-        if said is not None:
-            said(at, policy, model)
+Said = list[tuple[int, ...]]
+"""What was forecast at a gate: a site and its experts, one by one."""
 
 
 def check_answers(policies: Mapping[str, Policy], geometry: Geometry) -> None:
@@ -85,108 +35,13 @@ def check_answers(policies: Mapping[str, Policy], geometry: Geometry) -> None:
         own = type(policy)
         if is_own(own) or "_is_checked" in vars(own):
             continue
-        at = _Answers(section, policy)
-        own = watched(at.who, own, _INTERFACES[section])
+        at = Answers(section, policy)
+        own = watched(at.who, own, INTERFACES[section])
         about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__slots__": ()}
-        questions = _QUESTIONS[section](at, own, geometry)
+        questions = {"told": _told(at, own), **_QUESTIONS[section](at, own, geometry)}
         kind: Any = type(own)
         checked = kind(own.__name__, (own,), {**about, "_is_checked": True, **questions})
         object.__setattr__(policy, "__class__", checked)
-
-
-class _Answers:
-    """Who answers, and refusals that name them."""
-
-    def __init__(self, section: str, policy: Policy) -> None:
-        self.who = f"{section}: {type(policy).__module__}.{type(policy).__qualname__}"
-
-    def refuse(self, question: str, found: object, must: str) -> NoReturn:
-        told = repr(found)
-        told = told if len(told) <= 200 else f"{told[:200]} .."
-        raise ValueError(
-            f"{self.who}: `{question}` is {told} ({type(found).__name__}), and must be {must};"
-            f" {PAGE}"
-        )
-
-    def each(self, question: str, found: object, must: str) -> Iterator[Any]:
-        """What is found, one by one."""
-        if not isinstance(found, Iterable) or isinstance(found, str):
-            self.refuse(question, found, must)
-        return iter(found)
-
-    def whole(self, question: str, found: object, least: int, most: int, what: str = "") -> int:
-        """A whole number from ``least`` to ``most``."""
-        try:
-            number = index(found)  # type: ignore[arg-type]
-        except TypeError:
-            number = least - 1
-        if not least <= number <= most:
-            self.refuse(question, found, f"{what}a whole number from {least} to {most}")
-        return number
-
-    def wholes(
-        self, question: str, found: object, count: int, least: int, most: int, what: str
-    ) -> list[int]:
-        """As many whole numbers."""
-        must = f"{count} whole numbers from {least} to {most}, {what}"
-        try:
-            numbers = [index(one) for one in self.each(question, found, must)]
-        except TypeError:
-            self.refuse(question, found, must)
-        if len(numbers) != count or any(not least <= one <= most for one in numbers):
-            self.refuse(question, found, must)
-        return numbers
-
-
-# ---- what policies say of themselves
-
-
-def _predictor_said(at: _Answers, policy: Any, model: Model) -> None:
-    if policy.reach is not None:
-        at.whole("reach", policy.reach, 0, model.sites, "None, or ")
-    if policy.learns and type(policy).afresh is Predictor.afresh:
-        at.refuse(
-            "afresh",
-            None,
-            "a method that gives the same predictor as before its first gate, for it learns",
-        )
-
-
-def _selector_said(at: _Answers, policy: Any, model: Model) -> None:
-    names, must = policy.precisions, "a tuple of different names of precisions, highest first"
-    if not isinstance(names, tuple) or not names or len(set(names)) < len(names):
-        at.refuse("precisions", names, must)
-    bits = [PRECISION_BITS.get(name, 0.0) for name in names]
-    if 0.0 in bits:
-        return  # the model's sizes refuse it, with the names that there are
-    if bits != sorted(bits, reverse=True):
-        at.refuse(
-            "precisions", names, f"{must}; these have {', '.join(map('{:g}'.format, bits))} bits"
-        )
-    if policy.constant is not None:
-        at.whole("constant", policy.constant, 0, len(names) - 1, "None, or ")
-
-
-def _placement_said(at: _Answers, policy: Any, model: Model) -> None:
-    if policy.constant is not None:
-        at.whole("constant", policy.constant, min(Place), max(Place), "None, or a Place: ")
-    time = policy.decision_us(model.experts)
-    if not isinstance(time, int | float) or not isfinite(time) or time < 0:
-        at.refuse("decision_us", time, "a finite number of microseconds, 0 or more")
-
-
-def _payload_said(at: _Answers, policy: Any, model: Model) -> None:
-    share = policy.active_share
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        at.refuse("active_share", share, "a number above 0, at most 1")
-
-
-_SAID: Mapping[str, Callable[[_Answers, Any, Model], None]] = {
-    "predictor": _predictor_said,
-    "precision": _selector_said,
-    "placement": _placement_said,
-    "payload": _payload_said,
-}
 
 
 # ---- what policies answer
@@ -194,18 +49,88 @@ _SAID: Mapping[str, Callable[[_Answers, Any, Model], None]] = {
 Questions = dict[str, Callable[..., Any] | property]
 
 
-def _of_predictor(at: _Answers, own: Any, geometry: Geometry) -> Questions:
+def _told(at: Answers, own: Any) -> Callable[..., Any]:
+    """What a policy tells of itself, which becomes a part of a summary: plain values by name."""
+
+    def told(self: Any, sequences: Collection[int]) -> Mapping[str, Any]:
+        found = own.told(self, sequences)
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            at.refuse("told", found, "a dict of texts and their values")
+        plain = {
+            name: value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+            for name, value in found.items()
+        }
+        try:
+            json.dumps(plain, allow_nan=False)
+        except (TypeError, ValueError):
+            at.refuse("told", found, "of what JSON can hold: text, finite numbers, lists, dicts")
+        return plain
+
+    return told
+
+
+def _of_predictor(at: Answers, own: Any, geometry: Geometry) -> Questions:
+    run: dict[tuple[int, int], Said] = {}
+    """What was said at the first gates of the run."""
+    fresh: list[Any] = []
+
     def predict(self: Any, gate: Gate) -> Iterator[Choice]:
+        said: Said | None = None
+        before: Said | None = None
+        # It says the same when it walks through the same gates afresh, as metrics do.
+        if fresh and any(one is self for one in fresh):
+            before = run.get((gate.step, gate.site))
+        elif len(run) < FIRST:
+            said = run[gate.step, gate.site] = []
+        site, away, count = gate.site, -1, 0
         for choice in at.each("predict", own.predict(self, gate), "the Choices that it forecasts"):
             _check_forecast(at, choice, geometry)
+            if not len(choice.needs):
+                continue
+            far = (choice.site - site) % geometry.sites
+            far = geometry.sites if not far and count else far
+            if far <= away:
+                must = f"each once, the nearest first, seen from site {site}"
+                at.refuse("predict: site", choice.site, must)
+            away, count = far, count + 1
+            if said is not None:
+                said.append(_plainly(choice))
+            elif before is not None and count <= len(before):
+                _check_afresh(at, _plainly(choice), before[count - 1], gate)
             yield choice
+        if before is not None and count < len(before):
+            _check_afresh(at, (), before[count], gate)
 
-    return {"predict": predict}
+    def afresh(self: Any) -> Any:
+        found = own.afresh(self)
+        if not isinstance(found, own.__mro__[1]) or (found is self and self.learns):
+            at.refuse("afresh", found, "another predictor of this class, as before its first gate")
+        object.__setattr__(found, "__class__", type(self))
+        fresh.append(found)
+        return found
+
+    return {"predict": predict, "afresh": afresh}
 
 
-def _check_forecast(at: _Answers, choice: Choice, geometry: Geometry) -> None:
+def _plainly(choice: Choice) -> tuple[int, ...]:
+    return (int(choice.site), *map(int, choice.needs))
+
+
+def _check_afresh(at: Answers, now: tuple[int, ...], then: tuple[int, ...], gate: Gate) -> None:
+    """Refuse what is said now where the run's own predictor said something else at the same gate."""
+    if now != then:
+        told = f"site {now[0]} experts {[*now[1:]]}" if now else "nothing more"
+        raise PolicyError(
+            f"{at.who}: `afresh` gives a predictor that forecasts {told} at step {gate.step}, site"
+            f" {gate.site}, where the run's own forecast site {then[0]} experts {[*then[1:]]}: it"
+            " must be as before its first gate, and share nothing that `observe` changes"
+        )
+
+
+def _check_forecast(at: Answers, choice: Choice, geometry: Geometry) -> None:
     """Refuse a forecast that names no experts of one site, each once, or that ranks them by NaN."""
-    for name in ("site", "needs", "keys", "tokens", "experts", "weights"):
+    is_foreign = not is_own(type(choice))
+    for name in ("site", "needs", "keys", "tokens", "experts", "weights") if is_foreign else ():
         if not hasattr(choice, name):
             at.refuse("predict", choice, f"Choices, such as RowForecast; this one has no `{name}`")
     site = at.whole("predict: site", choice.site, 0, geometry.sites - 1)
@@ -219,7 +144,7 @@ def _check_forecast(at: _Answers, choice: Choice, geometry: Geometry) -> None:
         at.refuse("predict: keys", choice.keys, f"{keys}, the keys of `needs` at precision 0")
     if len(choice.tokens) != count:
         at.refuse("predict: tokens", choice.tokens, f"{count} numbers, one for each need")
-    if not isinstance(choice, RowForecast) and is_own(type(choice)):
+    if not (is_foreign or isinstance(choice, RowForecast)):
         return
     experts, weights = np.asarray(choice.experts), np.asarray(choice.weights)
     if experts.ndim != 2 or weights.shape != experts.shape:
@@ -229,7 +154,7 @@ def _check_forecast(at: _Answers, choice: Choice, geometry: Geometry) -> None:
         at.refuse("predict: weights", choice.weights, "finite and not negative")
 
 
-def _of_selector(at: _Answers, own: Any, geometry: Geometry) -> Questions:
+def _of_selector(at: Answers, own: Any, geometry: Geometry) -> Questions:
     count = len(geometry.precisions)
 
     def select(self: Any, choice: Choice, resident: Any) -> Sequence[int]:
@@ -238,6 +163,12 @@ def _of_selector(at: _Answers, own: Any, geometry: Geometry) -> Questions:
         what = "a precision or -1 (SKIP) for each need"
         found = own.select(self, choice, resident)
         wanted = at.wholes("select", found, len(choice.needs), -1, most, what)
+        for need, one in zip(choice.needs, wanted, strict=True):
+            if SKIP < one < count and geometry.key(one, choice.site, need) in geometry.missing:
+                told = geometry.name_of(geometry.key(one, choice.site, need))
+                at.refuse(
+                    "select", found, f"without {told}, which `missing` says is stored nowhere"
+                )
         if is_gate:
             for one, score in zip(wanted, choice.scores, strict=True):
                 may = self.permitted(score)
@@ -259,7 +190,7 @@ def _of_selector(at: _Answers, own: Any, geometry: Geometry) -> Questions:
     return {"select": select, "permitted": permitted, "rule": property(rule)}
 
 
-def _of_placement(at: _Answers, own: Any, geometry: Geometry) -> Questions:
+def _of_placement(at: Answers, own: Any, geometry: Geometry) -> Questions:
     def place(self: Any, gate: Gate, keys: Sequence[int], *others: Any) -> Sequence[int]:
         found = own.place(self, gate, keys, *others)
         places = at.wholes(
@@ -274,7 +205,7 @@ def _of_placement(at: _Answers, own: Any, geometry: Geometry) -> Questions:
     return {"place": place}
 
 
-def _of_cache(at: _Answers, own: Any, geometry: Geometry) -> Questions:
+def _of_cache(at: Answers, own: Any, geometry: Geometry) -> Questions:
     must = "an iterator over resident keys of the pool that are not blocked, each once"
 
     def victims(self: Any, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
@@ -298,7 +229,7 @@ def _of_cache(at: _Answers, own: Any, geometry: Geometry) -> Questions:
     return {"victims": victims, "admit": admit, "pools": pools}
 
 
-def _checked_plan(at: _Answers, plan: PoolPlan, geometry: Geometry) -> PoolPlan:
+def _checked_plan(at: Answers, plan: PoolPlan, geometry: Geometry) -> PoolPlan:
     """The plan with plain numbers."""
     if not isinstance(plan, PoolPlan):
         at.refuse("pools", plan, "a PoolPlan of sim.values.types")
@@ -310,16 +241,15 @@ def _checked_plan(at: _Answers, plan: PoolPlan, geometry: Geometry) -> PoolPlan:
     if not capacity or sum(capacity) > room:
         at.refuse("pools: capacity_bytes", plan.capacity_bytes, f"at most {room} B together")
     pool_of = at.wholes("pools: pool_of", plan.pool_of, keys, 0, count - 1, "a pool for each key")
-    initial = at.wholes(
-        "pools: initial", plan.initial, len(plan.initial), 0, keys - 1, "each a key"
-    )
+    filled = (*at.each("pools: initial", plan.initial, "keys"),)
+    initial = at.wholes("pools: initial", filled, len(filled), 0, keys - 1, "each a key")
     wrong = [k for k in initial if k in geometry.missing or k % geometry.units == geometry.experts]
     if wrong or len(set(initial)) < len(initial):
         at.refuse("pools: initial", plan.initial, "keys of experts, each once")
     return PoolPlan(tuple(capacity), pool_of, tuple(initial))
 
 
-def _of_payload(at: _Answers, own: Any, geometry: Geometry) -> Questions:
+def _of_payload(at: Answers, own: Any, geometry: Geometry) -> Questions:
     everything = sum(geometry.key_bytes)
 
     def moved_bytes(self: Any, key: int, gate: Gate, place: int) -> int:
@@ -341,7 +271,7 @@ def _of_payload(at: _Answers, own: Any, geometry: Geometry) -> Questions:
     }
 
 
-_QUESTIONS: Mapping[str, Callable[[_Answers, Any, Geometry], Questions]] = {
+_QUESTIONS: Mapping[str, Callable[[Answers, Any, Geometry], Questions]] = {
     "predictor": _of_predictor,
     "cache": _of_cache,
     "ram_cache": _of_cache,

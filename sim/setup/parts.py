@@ -20,6 +20,7 @@ from sim.policies.base import (
 from sim.policies.requires import Requires
 from sim.process.shared import Shared
 from sim.setup.choices import TraceChoice, WorkloadChoice
+from sim.setup.own_failures import ended, is_from_outside
 from sim.setup.sections import make_object
 from sim.setup.whole import with_whole
 from sim.values.places import CONF, name_of
@@ -121,7 +122,8 @@ def make_part(config: Mapping[str, Any], name: str) -> Any:
         return make_object(config[name], name)
     # A constructor may refuse its arguments by any exception, and the user chose the arguments.
     except Exception as error:
-        raise ValueError(f"{_source(name, config[name])}: {error}") from error
+        told = f"{config[name]['_target_']} {ended(error)}" if is_from_outside(error) else error
+        raise ValueError(f"{_source(name, config[name])}: {told}") from error
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:

@@ -14,8 +14,10 @@ import pytest
 from sim.machine.model import Model
 from sim.policies.base import PrecisionSelector, Predictor
 from sim.policies.recency import LRU
+from sim.setup import own_arguments
 from sim.setup.own_arguments import EVERY, FIRST
-from sim.setup.own_policies import check_answers, check_said
+from sim.setup.own_policies import check_answers
+from sim.setup.own_said import check_said
 from sim.study.trials import prepared, trial
 from sim.values.types import Geometry
 
@@ -67,14 +69,83 @@ def test_after_the_first_calls_one_of_many_is_watched() -> None:
     assert refused[FIRST:] == [n for n in range(FIRST, FIRST + 3 * EVERY) if n % EVERY == 0]
 
 
-def test_what_cannot_change_is_not_watched() -> None:
+def test_what_only_numbers_are_told_to_is_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(named: Any) -> Any:
+        raise AssertionError(named)
+
+    monkeypatch.setattr(own_arguments, "_kept", copied)
+    told = []
+
     class Notes(LRU):
         def on_evict(self, key: int) -> None:
-            super().on_evict(key)
+            told.append(key)
 
-    assert (
-        checked("cache", Notes("global", initial="ascending")).on_evict.__func__ is Notes.on_evict
-    )
+    cache = checked("cache", Notes("global", initial="ascending"))
+    cache.on_evict(3)
+    assert told == [3]
+    with pytest.raises(AssertionError):
+        cache.on_requests(KEYS, [0, 0], [1, 1], SimpleNamespace())
+
+
+class Draws(PrecisionSelector):
+    """Every question has another answer each time."""
+
+    precisions = ("fp16", "int4")
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def select(self, choice: Any, resident: Any) -> Any:
+        self.asked += 1
+        return [self.asked % 2] * len(choice.needs)
+
+
+class Rotates(LRU):
+    """A hand that moves when victims are asked for, as in a clock that is written in one place."""
+
+    def __init__(self) -> None:
+        super().__init__("global", initial="ascending")
+        self.hand = 0
+
+    def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+        yield 9
+        self.hand += 1
+        yield self.hand
+
+
+def test_a_question_that_changes_its_policy_is_refused() -> None:
+    """Runs with it said times that no other run confirmed."""
+    selector = checked("precision", Draws())
+    told = r"\.Draws: `select` answers \[1, 1\] and, asked again at once, \[0, 0\]: a question must"
+    with pytest.raises(ValueError, match=told):
+        selector.select(SimpleNamespace(needs=[1, 2], site=0), None)
+    victims = checked("cache", Rotates()).victims(0, 5, bytearray(20))
+    assert next(victims) == 9
+    with pytest.raises(
+        ValueError, match=r"\.Rotates: `victims` answers 1 and, asked again at once, 2"
+    ):
+        next(victims)
+
+
+def test_an_answer_that_ends_earlier_when_asked_again_is_refused() -> None:
+    class Takes(LRU):
+        def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+            while left:
+                yield left.pop()
+
+    left = [1]
+    with pytest.raises(ValueError, match=r"`victims` answers 1 and, asked again at once, nothing"):
+        next(checked("cache", Takes("global", initial="ascending")).victims(0, 5, bytearray(9)))
+    same = iter((1, 2))
+
+    class Same(LRU):
+        def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+            return same
+
+    with pytest.raises(
+        ValueError, match=r"`victims` gives the same iterator when it is asked again"
+    ):
+        next(checked("cache", Same("global", initial="ascending")).victims(0, 5, bytearray(9)))
 
 
 def test_an_array_of_a_gate_may_not_be_changed() -> None:
