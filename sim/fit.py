@@ -41,6 +41,7 @@ from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
 from sim.setup.fit_requests import request_of
+from sim.setup.own_failures import fail, is_own, who_is
 from sim.workload.batching import NO_ARRIVALS
 
 STEP = 0.1
@@ -110,7 +111,12 @@ def fit_statistics(arguments: Sequence[str], progress: Shown) -> list[str]:
     def track(sites: Iterable[int]) -> Iterable[int]:
         return progress.track(list(sites), description=f"fitting {request.fit.kind}: sites")
 
-    artefact = fit_from_rows(request.fit, request.trace, request.sequences, track)
+    try:
+        artefact = fit_from_rows(request.fit, request.trace, request.sequences, track)
+    except Exception as error:
+        if is_own(type(request.predictor)):
+            raise
+        fail(who_is("predictor", request.predictor), "fit", error)
     try:
         place = write_artefact(request.output_dir, request.fit.name, artefact)
     except OSError as error:

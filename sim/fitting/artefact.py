@@ -62,8 +62,10 @@ class Artefact:
 
 def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
     """Write ``name``.json and ``name``.npz into ``folder``, replacing older ones. The same fit
-    gives the same bytes. Return the path of the .json file.
+    gives the same bytes. Return the path of the .json file. Raise ValueError for what could not be
+    read again.
     """
+    _check_fitted(name, artefact)
     folder.mkdir(parents=True, exist_ok=True)
     packed = _packed(artefact.arrays)
     plain = {
@@ -86,6 +88,27 @@ def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
     write_whole(folder / f"{name}.npz", packed)
     write_whole(place, text)
     return place
+
+
+def _check_fitted(name: str, artefact: Artefact) -> None:
+    """Refuse what a policy's own code made that is no fit."""
+    arrays, parameters = artefact.arrays, artefact.parameters
+    if Path(name).name != name:
+        raise ValueError(f"the fit {name!r} is named after no file: choose a `kind` without signs")
+    if not all(isinstance(value, str | int) for value in parameters.values()):
+        raise ValueError(
+            f"the fit {name} has parameters={dict(parameters)}; they must be texts or whole numbers"
+        )
+    if not isinstance(arrays, Mapping) or not arrays:
+        raise ValueError(f"the fit {name} is {arrays!r:.80}; it must be a dict of numpy's arrays")
+    for key, array in arrays.items():
+        told = f"the fit {name} has {key!r}: {array!r:.80}"
+        if not (isinstance(key, str) and key.isidentifier()):
+            raise ValueError(f"{told}; name each array as a variable is named")
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in KINDS:
+            raise ValueError(f"{told}; it must be an array of whole numbers or of floats")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{told}; it must be finite")
 
 
 def _packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:

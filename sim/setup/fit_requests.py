@@ -15,7 +15,8 @@ from sim.policies.requires import FitFile
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
-from sim.setup.parts import make_part
+from sim.setup.own_said import check_said
+from sim.setup.parts import make_model, make_part
 from sim.setup.refusals import checked_settings
 from sim.setup.traces import load_trace
 from sim.traces.trace import Trace
@@ -104,4 +105,6 @@ def predictor_of(name: str) -> Predictor:
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
     # The default system chooses a predictor; the words replace it.
     config = with_gates(checked_settings(configure(*overrides)[0]))
-    return {group: make_part(config, group) for group in GROUPS}
+    made = {group: make_part(config, group) for group in GROUPS}
+    check_said({"predictor": made["predictor"]}, make_model(config))
+    return made

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +34,7 @@ from sim.results.labels import labels_of
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.setup.fit_requests import request_of
-from sim.setup.sections import make_object
+from sim.setup.sections import _target, make_object
 from sim.traces.gate_inputs import read_gate_inputs
 from sim.traces.trace import Trace, TraceError, read_trace, trace_sha256
 from sim.values.places import ROOT
@@ -542,3 +544,43 @@ def test_a_walk_begins_afresh_after_a_run(bundled_trace: Trace) -> None:
     gate.visit(3)
     predictor.observe(gate)
     assert count_forecasts(workload, predictor) == first
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (
+            "def fit(self, sample, track=iter): return {}['x']",
+            r"`fit` ended with KeyError: 'x' \(\S+",
+        ),
+        (
+            "def fit(self, sample, track=iter): raise ValueError('few')",
+            r"`fit` ended with ValueError: few \(",
+        ),
+        ("def fit(self, sample): return {}", r"`fit` ended with TypeError: .* 2 positional arg"),
+        ("pass", r"`fit` ended with NotImplementedError \(\S+"),
+        ("kind = property(lambda self: {}['x'])", r"`requires` ended with KeyError: 'x' \(\S+"),
+    ],
+)
+def test_a_predictor_of_ones_own_that_fails_to_fit_is_told_with_its_place(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lines: str,
+    told: str,
+) -> None:
+    """It was a traceback."""
+    (tmp_path / "predictor").mkdir()
+    (tmp_path / "predictor" / "own_fit.yaml").write_text("_target_: own_fit.Own\n")
+    source = (
+        "from sim.policies.fitted import FittedPredictor\n"
+        f"class Own(FittedPredictor):\n    kind = 'own_fit'\n    {lines}\n"
+    )
+    (tmp_path / "own_fit.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_fit", raising=False)
+    words = ["predictor=own_fit", f"hydra.searchpath=[file://{tmp_path}]", "trace.max_sequences=1"]
+    _target.cache_clear()
+    assert main([*words, f"output_dir={tmp_path / 'fits'}"]) == 2
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(rf"^fit: predictor: own_fit\.Own: {told}", printed), printed

@@ -211,6 +211,33 @@ def test_neither_what_is_no_number_nor_an_object_is_written(tmp_path: Path) -> N
     assert artefact.LARGEST_ARRAYS_BYTES == 2_147_483_648
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
         write_artefact(tmp_path, "fit", replace(MADE, results={"recall": float("nan")}))
-    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+    with pytest.raises(
+        ValueError, match="has .a.: .* must be an array of whole numbers or of floats"
+    ):
         write_artefact(tmp_path, "fit", replace(MADE, arrays={"a": np.array([{}])}))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"arrays": None}, r"is None; it must be a dict of numpy's arrays"),
+        ({"arrays": {}}, r"is \{\}; it must be a dict"),
+        ({"arrays": {3: np.zeros(2)}}, r"has 3: .* name each array as a variable"),
+        ({"arrays": {"a/b": np.zeros(2)}}, r"has 'a/b': .* name each array as a variable"),
+        ({"arrays": {"a": [1, 2]}}, r"has 'a': \[1, 2\]; it must be an array of whole numbers"),
+        ({"arrays": {"a": np.array([None])}}, r"it must be an array of whole numbers"),
+        ({"arrays": {"a": np.array([True])}}, r"it must be an array of whole numbers"),
+        ({"arrays": {"a": np.array([np.nan])}}, r"it must be finite"),
+        ({"parameters": {"x": 0.5}}, r"has parameters=\{'x': 0\.5\}; they must be texts"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    """A predictor of one's own made it: runs refused the file, or writing it was a traceback."""
+    with pytest.raises(ValueError, match=f"^the fit mine .*{told}"):
+        write_artefact(tmp_path, "mine", replace(MADE, **change))
+    with pytest.raises(ValueError, match="is named after no file"):
+        write_artefact(tmp_path, "a/mine", MADE)
     assert list(tmp_path.iterdir()) == []
