@@ -79,9 +79,9 @@ def read(verb: Verb, arguments: Iterable[str]) -> Words:
             overrides.append(word)
     if flags and not flags[-1].startswith("--") and places:
         places.pop()  # the value of a flag: -cd DIR
-    _check_places(verb, places)
     given = {word.partition("=")[0].lstrip("+~"): word.partition("=")[2] for word in overrides}
     searched = any(word.startswith(SEARCHES) for word in (*flags, *overrides))
+    _check_places(verb, places, searched)
     if not searched:
         _check_own_model({**given, **own})
     for word in overrides:
@@ -196,7 +196,7 @@ def _is_own(verb: Verb, key: str) -> bool:
     return key in (*verb.taken, "output_dir") or key.partition(".")[0] not in sections(verb.config)
 
 
-def _check_places(verb: Verb, places: Sequence[str]) -> None:
+def _check_places(verb: Verb, places: Sequence[str], searched: bool) -> None:
     if len(places) > verb.most_places:
         word = places[verb.most_places]
         if not verb.most_places and word in by_words():
@@ -211,7 +211,7 @@ def _check_places(verb: Verb, places: Sequence[str]) -> None:
         system = place.split()[0] if place.split() else ""
         if "/" in system and not Path(place).exists():
             raise ValueError(f"{place}: there is no such file or folder")
-        if not Path(place).exists() and "=" not in system:
+        if not (searched or Path(place).exists() or "=" in system):
             check_names(verb.place_group, system, verb.place_group, False)
     if verb.choices and places and places[0] not in verb.choices:
         raise ValueError(

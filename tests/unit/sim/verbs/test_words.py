@@ -110,6 +110,16 @@ def test_what_hydra_takes_is_not_refused() -> None:
         assert answered(verb_of("run"), shlex.split(line)) is None, line
 
 
+@pytest.mark.parametrize(
+    "words", [("mine", "lru"), ("lru", "mine precision=fp16")], ids=["alone", "with its words"]
+)
+def test_a_system_in_a_folder_that_hydra_searches_is_compared(words: tuple[str, str]) -> None:
+    """It was refused with the very words that had been given."""
+    assert read(verb_of("compare"), (*words, "hydra.searchpath=[mine]")).places == words
+    with pytest.raises(ValueError, match="there is no system 'mine'"):
+        read(verb_of("compare"), words)
+
+
 def test_every_key_of_every_machine_and_model_is_known_to_be_there() -> None:
     def leaves(node: object, place: str) -> list[str]:
         if not isinstance(node, dict) or not node:
