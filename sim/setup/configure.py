@@ -91,9 +91,10 @@ def in_a_line(error: Exception) -> str:
 
 def check_own_files(hydra: Any) -> None:
     """Raise ValueError for a folder of ``hydra.searchpath`` that is not there, and for a chosen file
-    of somebody's own that is not read, because one of ``conf/`` has its name: Hydra looks there
-    first. ``hydra``: the part of a configuration that is Hydra's.
+    of somebody's own that is not read, because another one has its name: Hydra looks in ``conf/``
+    first, and then in these folders in turn. ``hydra``: the part of a configuration that is Hydra's.
     """
+    before = [CONF]
     for folder in (place.removeprefix("file://") for place in hydra.searchpath):
         if "://" not in folder and not Path(folder).is_dir():
             raise ValueError(
@@ -102,12 +103,15 @@ def check_own_files(hydra: Any) -> None:
             )
         for key, name in hydra.runtime.choices.items():
             file = Path(key.partition("@")[0]) / f"{name}.yaml"
-            own, shipped = Path(folder) / file, CONF / file
-            if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
+            own = Path(folder) / file
+            read = next((place / file for place in before if (place / file).is_file()), None)
+            if own.is_file() and read is not None and own.read_bytes() != read.read_bytes():
+                first = name_of(read) if read.is_relative_to(CONF) else read
                 raise ValueError(
-                    f"{own} is not read: {name_of(shipped)} has the same name and comes first;"
+                    f"{own} is not read: {first} has the same name and comes first;"
                     f" rename yours, and choose it by that name ({file.parent}=NAME)"
                 )
+        before.append(Path(folder))
 
 
 def system_name(chosen: str | None, overrides: Iterable[str]) -> str:

@@ -163,3 +163,16 @@ def test_a_file_of_ones_own_that_one_of_conf_hides_is_refused(scheme: str, tmp_p
     configure("hardware=gb10", *words)
     own.rename(own.with_name("mine.yaml"))
     assert configure("hardware=mine", *words)[0].hardware.links.pcie.peak_gb_per_s == 3.15
+
+
+def test_of_two_files_of_ones_own_by_one_name_the_hidden_one_is_told(tmp_path: Path) -> None:
+    """A policy ran under the name of another, with nothing that said so."""
+    for folder, target in (("one", "LRU"), ("two", "FIFO")):
+        (tmp_path / folder / "cache").mkdir(parents=True)
+        text = f"_target_: sim.policies.{target}\n"
+        (tmp_path / folder / "cache" / "mine.yaml").write_text(text, encoding="utf-8")
+    found = f"hydra.searchpath=[{tmp_path}/one,{tmp_path}/two]"
+    told = rf"two/cache/mine\.yaml is not read: {tmp_path}/one/cache/mine\.yaml has the same name"
+    with pytest.raises(ValueError, match=told):
+        configure("system=lru", "cache=mine", found)
+    configure("system=lru", found)  # who does not choose it is not concerned
