@@ -229,11 +229,13 @@ def _check_own(verb: Verb, key: str, text: str, searched: bool) -> None:
         raise ValueError(f"{key}= is empty; give a value, or leave it out")
     if searched and option.kind in (Kind.NAME, Kind.NAMES):
         return  # It may lie in a folder that only Hydra knows.
-    check_value(option, text)
+    check_value(option, text, searches=bool(verb.config))
 
 
-def check_value(option: Option, text: str) -> None:
-    """Raise ValueError unless ``text`` is a value that the option may have."""
+def check_value(option: Option, text: str, searches: bool = True) -> None:
+    """Raise ValueError unless ``text`` is a value that the option may have. ``searches``: the verb
+    takes folders of one's own.
+    """
     key, kind = option.key, option.kind
     if kind in (Kind.WHOLE, Kind.NUMBER):
         _check_number(option, text)
@@ -246,7 +248,7 @@ def check_value(option: Option, text: str) -> None:
         if not all(text.split(",")):
             raise ValueError(f"{key}={text} has a comma without a name beside it")
         if text not in option.values[1:]:
-            check_names(key, text, option.values[0], kind is Kind.NAMES)
+            check_names(key, text, option.values[0], kind is Kind.NAMES, searches)
     elif kind is Kind.NUMBERS:
         _check_numbers(key, text)
     elif kind is Kind.NEW_NAME and not NEW_NAME.fullmatch(text):
@@ -325,8 +327,10 @@ def _check_number(option: Option, text: str) -> None:
         )
 
 
-def check_names(key: str, text: str, group: str, several: bool) -> None:
-    """Raise ValueError, with the nearest name, for a name that is no file of a group."""
+def check_names(key: str, text: str, group: str, several: bool, searches: bool = True) -> None:
+    """Raise ValueError, with the nearest name, for a name that is no file of a group. ``searches``:
+    words can name a folder of one's own, in which it is found.
+    """
     if text == "null" or (text and not PLAIN.fullmatch(text)):
         return
     known = names(group)
@@ -338,7 +342,12 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
             if group == "model" and not nearest(name, known):
                 near += ", moelab models from=config.json makes one"
             for own in sorted(Path().glob(f"*/{group}/{name}.yaml")):
-                near = f"; {own} is found by {words_for(own, group)}"
+                words = words_for(own, group).replace(f"{group}=", f"{key}=", 1)
+                near = (
+                    f"; {own} is found by {words}"
+                    if searches
+                    else f"; conf/{group} has no copy of {own}"
+                )
             raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
     if "," in text and not several:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")

@@ -20,6 +20,13 @@ def test_a_file_in_a_folder_here_is_named_with_the_words_that_find_it(
     told = r"mine/cache/mru.yaml is found by cache=mru 'hydra.searchpath=\[mine\]'"
     with pytest.raises(ValueError, match=told):
         read(verb_of("run"), ["system=lru", "cache=mru"])
+    with pytest.raises(ValueError, match=r"no cache 'mru'; conf/cache has no copy of mine/cache/m"):
+        read(verb_of("check"), ["log", "budget=20B", "policy=mru"])
+    (tmp_path / "mine" / "hardware").mkdir()
+    (tmp_path / "mine" / "hardware" / "card.yaml").write_text("name: card\n", encoding="utf-8")
+    told = r"mine/hardware/card.yaml is found by machine=card 'hydra.searchpath=\[mine\]'"
+    with pytest.raises(ValueError, match=told):
+        read(verb_of("ask"), ["model=mixtral_8x7b", "machine=card"])
     with pytest.raises(ValueError, match="there is no predictor 'mru'"):
         read(verb_of("run"), ["predictor=mru"])
 
