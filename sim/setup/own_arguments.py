@@ -119,7 +119,7 @@ def _watch(who: str, name: str, given: Sequence[Parameter], method: Call) -> Cal
     def called(self: Any, *values: Any, **others: Any) -> Any:
         try:
             return method(self, *values, **others)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             fail(who, name, error)
 
     if name not in QUESTIONS and all(one.annotation in PLAIN for one in given):
@@ -131,7 +131,7 @@ def _watch(who: str, name: str, given: Sequence[Parameter], method: Call) -> Cal
         if others or len(values) != len(names) or (number >= FIRST and number % EVERY):
             try:
                 found = method(self, *values, **others)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 fail(who, name, error)
             return _failing(who, name, found) if isinstance(found, GeneratorType) else found
         named = dict(zip(names, values, strict=True))
@@ -164,7 +164,7 @@ def _failing(who: str, name: str, found: Iterator[Any]) -> Iterator[Any]:
     """What is found, one by one, with the errors of its generator told."""
     try:
         yield from found
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         fail(who, name, error)
 
 
@@ -218,7 +218,7 @@ def _each(who: str, name: str, named: Mapping[str, Any], found: Iterable[Any]) -
         kept = _kept(named)
         try:
             one = next(answers, END)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             fail(who, name, error)
         _check(who, name, kept)
         if one is END:

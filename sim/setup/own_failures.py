@@ -34,7 +34,7 @@ def _class_of(one: object) -> str:
     return f"{type(one).__module__}.{type(one).__qualname__}"
 
 
-def fail(who: str, name: str, error: Exception) -> NoReturn:
+def fail(who: str, name: str, error: Exception | SystemExit) -> NoReturn:
     """Raise for an error that ended ``name`` of a policy: the policy's own, with its place.
 
     A refusal stays as it is: by a check of this package, by any other code of the project, or of a
@@ -54,7 +54,7 @@ def is_from_outside(error: Exception) -> bool:
     return any(not one.filename.startswith(_PACKAGES) for one in frames)
 
 
-def ended(error: Exception) -> str:
+def ended(error: Exception | SystemExit) -> str:
     """``ended with KeyError: 3 (mine/mru.py, line 8, in victims)``: the last place in code of one's own."""
     frames = extract_tb(error.__traceback__)
     place = ([one for one in frames if not one.filename.startswith(_PACKAGES)] or frames)[-1]

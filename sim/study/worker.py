@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy.ma  # noqa: F401
 
+from sim.policies.requires import PolicyError
 from sim.process.orphans import leave_with_parent
 from sim.process.shared import Shared
 from sim.results.latency import decode_time_and_tokens
@@ -71,7 +72,9 @@ def run_cells(study: str, cells: Sequence[Cell], output_dir: str) -> list[Row]:
 
 
 def _reason(error: Exception) -> str:
-    """The kind, text and place of an error, in one line."""
+    """The kind, text and place of an error, in one line. A policy's own tells its place itself."""
+    if isinstance(error, PolicyError):
+        return " ".join(str(error).split())
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"{type(error).__name__}: {' '.join(str(error).split())}"

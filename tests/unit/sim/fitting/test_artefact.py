@@ -212,7 +212,7 @@ def test_neither_what_is_no_number_nor_an_object_is_written(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
         write_artefact(tmp_path, "fit", replace(MADE, results={"recall": float("nan")}))
     with pytest.raises(
-        ValueError, match="has .a.: .* must be an array of whole numbers or of floats"
+        ValueError, match=r"has 'a': .* must be an array of whole numbers or of floats"
     ):
         write_artefact(tmp_path, "fit", replace(MADE, arrays={"a": np.array([{}])}))
     assert list(tmp_path.iterdir()) == []

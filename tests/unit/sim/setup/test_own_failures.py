@@ -4,6 +4,7 @@ traceback, or the bare text of a ValueError that named nobody.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,19 @@ def test_an_error_of_a_method_is_told_with_its_place() -> None:
     assert next(victims) == 1
     with pytest.raises(PolicyError, match=who + f"`victims` ended with AssertionError {HERE}vic"):
         next(victims)
+
+
+def test_a_policy_that_leaves_the_program_only_ends_its_run() -> None:
+    """A study ended with it, without a word."""
+
+    class Leaves(LRU):
+        def on_evict(self, key: int) -> None:
+            sys.exit("done")
+
+    with pytest.raises(
+        PolicyError, match=rf"`on_evict` ended with SystemExit: done {HERE}on_evict"
+    ):
+        checked("cache", Leaves("global", initial="ascending")).on_evict(3)
 
 
 def test_a_generator_that_is_read_after_its_call_is_told_with_its_question() -> None:

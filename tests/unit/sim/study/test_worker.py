@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from sim.policies.requires import PolicyError
 from sim.study import worker
 from sim.study.cells import Cell
 from sim.study.worker import run_cell, run_cells
@@ -54,6 +55,16 @@ def test_a_cell_that_cannot_be_made_is_refused_and_one_that_breaks_has_failed(
     kind = type(error).__name__
     text = " ".join(str(error).split())
     assert (row["status"], row["error"]) == ("failed", f"{kind}: {text} {PLACE}")
+
+
+def test_a_policy_of_ones_own_that_ends_a_cell_tells_its_own_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The row named the file of the check, too."""
+    monkeypatch.setattr(worker, "build", lambda *_, **__: None)
+    monkeypatch.setattr(worker, "execute", breaks(PolicyError("cache: mru.MRU: no\n (mru.py)")))
+    row = run_cell("s", CELL, "out")
+    assert (row["status"], row["error"]) == ("failed", "cache: mru.MRU: no (mru.py)")
 
 
 def test_a_cell_that_ran_has_its_summary_time_and_sequences_and_its_files(
