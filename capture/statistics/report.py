@@ -29,7 +29,7 @@ from capture.statistics.reuse import (
     unions,
 )
 from capture.statistics.sample import Sample, Unavailable, take
-from sim.fitting.fits import LEFT_OUT
+from sim.policies.requires import RECORDED
 from sim.traces.trace import Header, Trace
 
 Compute = Callable[[Sample], pl.DataFrame]
@@ -135,7 +135,7 @@ def report(
 
 def check_recorded(statistic: str, header: Header) -> None:
     """Raise `Unavailable` where the recording left out what the statistic reads (contract C92)."""
-    told = {"weights": "gate weights", **LEFT_OUT}
+    told = {"weights": "gate weights", **RECORDED}
     for word in READS.get(statistic, ()):
         if word in header.lacks:
             raise Unavailable(f"the recording does not tell {told[word]}")
