@@ -15,6 +15,7 @@ from sim.policies.base import PrecisionSelector
 from sim.policies.recency import LRU
 from sim.policies.requires import FitError, PolicyError
 from sim.setup.own_policies import check_answers
+from sim.setup.sections import _target
 from sim.study.trials import prepared, trial
 from sim.values.types import Cause, Geometry, PoolPlan
 
@@ -152,3 +153,17 @@ def test_a_run_that_its_policy_ends_is_refused_in_one_line(
         trial((*WORDS, found, "cache=ends_running"))
     with pytest.raises(ValueError, match=r"^Ends: `told` has waves, which the summary's contracts"):
         trial((*WORDS, found, "cache=ends_telling"))
+
+
+def test_a_class_of_a_notebook_runs_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MRU(LRU):
+        def victims(self, pool: int, incoming: int, blocked: bytearray) -> Any:
+            return (key for key in reversed(self._orders[pool]) if not blocked[key])
+
+    MRU.__module__, MRU.__qualname__ = "__main__", "MRU"
+    monkeypatch.setattr(sys.modules["__main__"], "MRU", MRU, raising=False)
+    _target.cache_clear()
+    words = (*WORDS, "budget.resident_share=0.3")
+    recent, usual = (trial(w).summary for w in ((*words, "cache._target_=__main__.MRU"), words))
+    assert recent["system"] == "lru cache._target_=__main__.MRU"
+    assert recent["lookups"] != usual["lookups"]
