@@ -10,6 +10,8 @@ from sim.machine.attention import LatentAttention
 from sim.machine.precision import AS_STORED, PRECISIONS, PROJECTIONS
 from sim.values.units import require_flag, require_number
 
+MOST_LAYERS = 100_000
+
 
 @dataclass(frozen=True)
 class Model:
@@ -142,6 +144,14 @@ class Model:
             )
 
     def _check_layers(self) -> None:
+        layers = self.leading_dense_layers + self.sites * (1 + self.dense_layers_per_site)
+        if layers > MOST_LAYERS:
+            raise ValueError(
+                f"model {self.name}: sites={self.sites},"
+                f" leading_dense_layers={self.leading_dense_layers} and"
+                f" dense_layers_per_site={self.dense_layers_per_site} make {layers} layers, and at"
+                f" most {MOST_LAYERS} are simulated"
+            )
         without_experts = self.leading_dense_layers + self.dense_layers_per_site
         if bool(without_experts) != bool(self.dense_intermediate):
             raise ValueError(

@@ -76,6 +76,9 @@ def in_one_line(main: Callable[[], Any]) -> int:
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         print(f"error: {configure.in_a_line(error)}", file=sys.stderr)
         return 2
+    except UnicodeDecodeError as error:
+        print(f"error: {configure.not_utf8(error)}", file=sys.stderr)
+        return 2
     return 0
 
 

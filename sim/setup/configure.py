@@ -64,6 +64,8 @@ def composed_by_hydra(overrides: Iterable[str], config: str) -> DictConfig:
                 GlobalHydra.instance().hydra = running
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ValueError(in_a_line(error)) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(not_utf8(error)) from None
     except RecursionError:
         told = " ".join(overrides)
         raise ValueError(
@@ -77,7 +79,7 @@ RESOLVING = "raised while resolving interpolation: "
 
 
 def in_a_line(error: Exception) -> str:
-    """What hydra says of words that do not fit the configuration, in one line."""
+    """What hydra says of words, or files, that do not fit the configuration, in one line."""
     # Below an empty line hydra lists its files and folders.
     lines = str(error).strip().partition("\n\n")[0].splitlines()
     kept = [line.strip() for line in lines if not line.startswith("See http")]
@@ -87,6 +89,15 @@ def in_a_line(error: Exception) -> str:
     if kept[0].startswith("Error merging"):
         kept += [f"({line})" for line in str(error.__cause__ or "").splitlines()[:1]]
     return " ".join(kept)
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """That a file which was chosen is no text, and how it begins: hydra does not say which it is."""
+    begin = error.object[:60].decode("utf-8", "replace").splitlines()[:1]
+    return (
+        f"a chosen yaml file, which begins with {' '.join(begin)!r}, is not in UTF-8 (byte"
+        f" {error.start}: {error.reason}); write it as UTF-8"
+    )
 
 
 def check_own_files(hydra: Any) -> None:

@@ -25,6 +25,18 @@ from sim.setup.sections import make_object
 from sim.setup.whole import with_whole
 from sim.values.places import CONF, name_of
 
+_NAMES = ("name", "gates_of", "sizes_of")
+_KINDS: Mapping[str, type] = {
+    "model": Model,
+    "hardware": Hardware,
+    "trace": TraceChoice,
+    "workload": WorkloadChoice,
+    "loader": Loader,
+}
+"""What the sections become that are no policies; those may be of any class
+(`sim.setup.own_policies.check_said`).
+"""
+
 _LASTING = Shared(64)
 """Models and machines by the values that they are made of. They never change, and many runs have
 the same ones, so one object serves all runs of a process.
@@ -119,11 +131,29 @@ def make_hardware(config: Mapping[str, Any]) -> Hardware:
 def make_part(config: Mapping[str, Any], name: str) -> Any:
     """One part of a configuration, made anew. Raise ValueError, naming the section and its file."""
     try:
-        return make_object(config[name], name)
+        made = make_object(config[name], name)
     # A constructor may refuse its arguments by any exception, and the user chose the arguments.
     except Exception as error:
         told = f"{config[name]['_target_']} {ended(error)}" if is_from_outside(error) else error
         raise ValueError(f"{_source(name, config[name])}: {told}") from error
+    if "_target_" not in config[name]:
+        raise ValueError(
+            f"{name}: the chosen file has no _target_, the class that it makes; add _target_:"
+            " MODULE.CLASS to it"
+        )
+    for key, told in config[name].items():
+        # A run's files have names as text: of another kind nobody reads them back.
+        is_none = told is None and key != "name"
+        if key in _NAMES and not (isinstance(told, str) or is_none):
+            raise ValueError(f"{name}.{key}={told!r} must be text; write it between quotes")
+    kind = _KINDS.get(name, object)
+    if not isinstance(made, kind):
+        raise ValueError(
+            f"{_source(name, config[name])}: {name}._target_={config[name]['_target_']} makes a"
+            f" {type(made).__name__}, and must make a {kind.__name__}, as the files of"
+            f" conf/{name} do"
+        )
+    return made
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:

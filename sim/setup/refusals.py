@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sim.bounds.bounds import METHODS, NONE
 from sim.machine.hardware import Hardware
 from sim.policies.base import Policy
+from sim.setup.configure import in_a_line
 from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
 from sim.values.types import Geometry
 from sim.values.units import GIB, require_number
+from sim.verbs.names import WHOLE
 from sim.workload.batching import NO_ARRIVALS
 from sim.workload.steps import Workload
 
@@ -36,7 +39,10 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     Raise ValueError for a value that is not set, for an unknown key, and for a part that is no
     section.
     """
-    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
+    try:
+        plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
+    except OmegaConfBaseException as error:
+        raise ValueError(in_a_line(error)) from None
     config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
     if _lacks_values(config):
         missing = [key for key, value in _leaves(config) if value == MISSING]
@@ -53,8 +59,10 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     require_number("seed", config["seed"], whole=True)
     known = {*PARTS, *SETTINGS}
     if unknown := [name for name in config if name not in known]:
+        whole = "; the file of a system or experiment begins with # @package _global_"
         raise ValueError(
             f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            f"{whole if {*unknown} & {*WHOLE} else ''}"
         )
     given = config["budget"] if isinstance(config["budget"], dict) else {}
     if unknown := [f"budget.{name}" for name in given if name not in BUDGET]:
@@ -69,6 +77,8 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or"
                 " set a value in it"
             )
+    if config["budget"] != FIT and "resident_share" not in config["budget"]:
+        raise ValueError("budget.resident_share is not given; give a share, or say budget=fit")
     return config
 
 

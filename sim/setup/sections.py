@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -118,7 +119,7 @@ def _target(path: object, place: str) -> Any:
     ValueError, with what its module was refused for, if there is none.
     """
     try:
-        return _located(str(path))
+        found = _located(str(path))
     # A module of one's own may fail by any exception.
     except Exception as error:
         own = "; the folder of a module of your own must stand in PYTHONPATH"
@@ -127,6 +128,15 @@ def _target(path: object, place: str) -> Any:
             f"{place}._target_={path!r} names nothing that can be imported ({error})"
             f"{own if is_absent else ''}"
         ) from error
+    is_named = inspect.isclass(found) or inspect.isroutine(found)
+    module = str(getattr(found, "__module__", None) if is_named else path).partition(".")[0]
+    if module in sys.stdlib_module_names or not callable(found):
+        # Called, such a thing might do anything: os.system, say.
+        raise ValueError(
+            f"{place}._target_={path!r} is of Python itself, or makes nothing, and is no part of a"
+            " run; name a class of this project or of your own"
+        )
+    return found
 
 
 def _located(path: str) -> Any:

@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.traces.trace import DECODE, PREFILL, Trace, TraceSequence
-from sim.values.units import require_number
+from sim.values.units import require_number, require_range
 
 SHORT = ("refuse", "drop")
+MOST_TOKENS = 1e9
+"""Of a context; more could not be counted in bytes."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Lengths:
             require_number("workload.decode_tokens", self.decode_tokens, whole=True)
         if self.context is not None:
             require_number("workload.context_tokens", self.context, minimum=1, whole=True)
+            require_range("workload.context_tokens", self.context, 1, MOST_TOKENS, "tokens")
         if self.short not in SHORT:
             raise ValueError(
                 f"unknown workload.short_sequences={self.short}; allowed: {', '.join(SHORT)}"

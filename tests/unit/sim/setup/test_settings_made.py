@@ -27,7 +27,7 @@ def test_settings_that_can_be_are_as_they_were() -> None:
     for changes in (
         {"budget": "fit"},
         {"outputs": "summary", "timeline_steps": None},
-        {"budget": {}, "bounds": "max"},
+        {"budget": {"resident_share": 1}, "bounds": "max"},
     ):
         assert checked_settings(CONFIG | changes) == CONFIG | changes
     without = {name: value for name, value in CONFIG.items() if name != "bounds"}
@@ -55,6 +55,7 @@ def test_settings_that_can_be_are_as_they_were() -> None:
             "unknown settings budget.slots, budget.share; known: budget.resident_share,"
             " budget.slots_gib",
         ),
+        ({"budget": {"slots_gib": 1}}, "budget.resident_share is not given; give a share"),
         ({"budget": "all"}, "budget=all must be a section of values, as in conf/; leave it or set"),
         ({"cache": "fit"}, "cache=fit must be a section of values, as in conf/; leave it or set"),
         ({"model": None}, "model=None must be a section of values, as in conf/; leave it or set"),
