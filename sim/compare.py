@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-import polars as pl
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -17,10 +16,12 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from sim.answers.comparison import SAME, check_comparable, compared, conditions_of
 from sim.answers.comparison_words import answer, table_of
 from sim.answers.python import compare
+from sim.machine.budget import Budget
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
 from sim.results.kept import read_summary
+from sim.results.kept_tables import check_together, read_table
 from sim.study.trials import Trial, prepared, trial
 
 USAGE = """usage: moelab compare A B [key=value ...]
@@ -28,16 +29,10 @@ USAGE = """usage: moelab compare A B [key=value ...]
 A and B are directories of runs (moelab run ... output_dir=DIR), or systems with overrides of their own in one
 word, such as hobbit or "lru cache=lfu"; these are simulated here with the common overrides that follow. Two runs are
 compared if they are of the same trace, model, machine, workload and budget."""
-TOKENS = {
-    "step": pl.Int64,
-    "sequence": pl.Int64,
-    "phase": pl.String,
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-}
+TOKENS = ("step", "sequence", "phase", "start_ns", "end_ns")
 SECTIONS = (*SAME, "budget")
 """The sections that a run's configuration must have."""
-SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
+SEQUENCES = ("sequence", "arrival_ns", "end_ns")
 
 
 @telling("nothing was written")
@@ -114,32 +109,24 @@ def read_run(directory: Path) -> Trial:
     try:
         config = OmegaConf.to_container(OmegaConf.load(paths["config.yaml"]))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"{paths['config.yaml']} cannot be read ({error}); run it again") from None
+        told = " ".join(str(error).split())
+        raise ValueError(f"{paths['config.yaml']} cannot be read ({told}); run it again") from None
     lacks = [name for name in SECTIONS if not isinstance(config, dict) or name not in config]
     if lacks or not isinstance(config, dict):
         raise ValueError(
             f"{paths['config.yaml']} is no configuration of a run: it lacks {', '.join(lacks)}; run"
             " it again"
         )
-    return Trial(
-        summary,
-        {str(key): value for key, value in config.items()},
-        _table(paths["tokens.parquet"], TOKENS),
-        _table(paths["sequences.parquet"], SEQUENCES),
-    )
-
-
-def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     try:
-        table = pl.read_parquet(path, glob=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} is no parquet file: {error}") from None
-    for name, kind in columns.items():
-        if table.schema.get(name) != kind:
-            raise ValueError(
-                f"{path}: column {name} is {table.schema.get(name)}, expected {kind}; run it again"
-            )
-    return table
+        Budget(**config["budget"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{paths['config.yaml']} was changed: budget={config['budget']} ({error}); run it again"
+        ) from None
+    tokens = read_table(paths["tokens.parquet"], TOKENS)
+    sequences = read_table(paths["sequences.parquet"], SEQUENCES)
+    check_together(tokens, sequences, directory)
+    return Trial(summary, {str(key): value for key, value in config.items()}, tokens, sequences)
 
 
 class _Callable(ModuleType):

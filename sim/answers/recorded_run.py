@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from polars.exceptions import PolarsError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.answers.time_parts import Tables
 from sim.results.kept import OF_RECORDING, read_summary
+from sim.results.kept_tables import read_table
 from sim.verbs.names import names
 
 COLUMNS = {
@@ -24,6 +23,7 @@ COLUMNS = {
     "tokens": ("step", "phase", "start_ns", "end_ns", "compute_ns"),
 }
 """What is read of each table of a run."""
+ALL = "run again with outputs=all"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def read_recorded(folder: Path) -> Recorded:
     """The run in ``folder``. Raise ValueError, naming the file, for a folder that holds none."""
     summary, config = read_summary(folder, OF_RECORDING), _config(folder)
     lookups, transfers, tokens = (
-        _table(folder / f"{name}.parquet", of) for name, of in COLUMNS.items()
+        read_table(folder / f"{name}.parquet", of, ALL) for name, of in COLUMNS.items()
     )
     tables = Tables(lookups, transfers, tokens, str(config["loader"]["wait"]))
     return Recorded(summary, config, tables)
@@ -51,8 +51,20 @@ def words_of(summary: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     A word of the run for a key that ``words`` name is left out. The model and the machine are said
     even where the run did not: a device's command has others than a simulation where none is named.
     """
-    system, *own = shlex.split(str(summary["system"]))
-    overrides = list(summary.get("overrides", ()))
+    try:
+        system, *own = shlex.split(summary["system"])
+    except ValueError:
+        raise ValueError(f"system={summary['system']!r} of the run names no system") from None
+    overrides = summary.get("overrides", [])
+    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
+        raise ValueError(f"overrides={overrides!r} of the run must be a list of words; run again")
+    for word in (*own, *overrides):
+        # The folder may be anybody's. What somebody trusts is said on the command line.
+        if "_target_" in word.replace("\\", "") or word.lstrip("+~").startswith("hydra"):
+            raise ValueError(
+                f"{word!r} of the run chooses a class, or where files lie: give it as a word of"
+                " this command if you trust it, and take it out of summary.json"
+            )
     said = {word.partition("=")[0] for word in overrides}
     usual = [
         f"{group}={summary[group]}"
@@ -76,16 +88,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
         found: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
         _ = found["loader"]["wait"], found["model"]["sites"]
         return dict(found)
-    except (OSError, KeyError, TypeError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, KeyError, TypeError, YAMLError, OmegaConfBaseException) as error:
+        told = " ".join(str(error).split())
         raise ValueError(
-            f"{folder}/config.yaml has no loader.wait or model ({error}); run again"
-        ) from None
-
-
-def _table(place: Path, columns: Sequence[str]) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(place, columns=list(columns), glob=False)
-    except (PolarsError, OSError) as error:
-        raise ValueError(
-            f"{place} cannot be read ({str(error).splitlines()[0]}); run again with outputs=all"
+            f"{folder}/config.yaml has no loader.wait or model ({told}); run again"
         ) from None

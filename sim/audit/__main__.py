@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polars.exceptions import PolarsError
+
 from sim.audit import growth, intervals, lookups, settings, sizes, times, traffic
 from sim.audit.files import NoRunError, RunFiles, read_run
 from sim.audit.rules import Left, Rule, agrees, flat
 
 MISSING = "(nothing)"
+CHANGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, PolarsError)
+"""What rules raise over values of another type, or beyond all numbers, which no run writes."""
 NO_RULE = "no rule of this version knows it"
 
 
@@ -108,9 +112,11 @@ def main(words: Sequence[str]) -> int:
     except NoRunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except CHANGED as error:
+        told = (str(error).splitlines() or [""])[0]
         print(
-            f"error: {words[0]} is no run of this version: {type(error).__name__} {error}",
+            f"error: {words[0]} is no run of this version, or its files were changed:"
+            f" {type(error).__name__} {told}; run again",
             file=sys.stderr,
         )
         return 2

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import yaml  # type: ignore[import-untyped]
-from polars.exceptions import PolarsError
 
 from sim.results.intervals import Floats
-from sim.results.kept import SUMMARY, check_summary, check_whole, read_summary
+from sim.results.kept import RUN_AGAIN, SUMMARY, check_summary, check_whole, read_summary
+from sim.results.kept_tables import MAY_BE_NULL, check_together, columns_in, read_table
 from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.overview import work_of
@@ -26,6 +26,15 @@ from sim.study.rows import DONE
 GIB = 2**30
 RUNS = "runs"
 """Where a study with ``outputs=all`` keeps the files of its cells."""
+
+DRAWN: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("step", "sequence", "phase", "start_ns", "end_ns"),
+    "sequences": ("sequence", "arrival_ns"),
+    "lookups": ("tick", "step", "phase", "site", "outcome", "gate_ns"),
+    "transfers": ("hop", "key", "class", "link", "start_ns", "end_ns", "victim"),
+    "decisions": ("kind", "tick", "key"),
+}
+"""What figures need of each table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +64,7 @@ class ReportedRun:
         tokens, sequences = self.table("tokens"), self.table("sequences")
         if tokens is None or sequences is None:
             return None
+        check_together(tokens, sequences, self.directory)
         return decode_time_and_tokens(TwoTables(tokens, sequences))[0]
 
     def table(self, name: str) -> pl.DataFrame | None:
@@ -65,12 +75,9 @@ class ReportedRun:
         place = self.directory / f"{name}.parquet"
         if not place.is_file():
             return None
-        try:
-            return pl.read_parquet(place, glob=False)
-        except (PolarsError, OSError) as error:
-            raise ValueError(
-                f"{place} cannot be read ({str(error).splitlines()[0]}); run again"
-            ) from None
+        columns = {*DRAWN[name], *columns_in(place)}
+        # Earlier versions left the end of a transfer null that the run's end cut.
+        return read_table(place, columns, may_be_null=(*MAY_BE_NULL, "end_ns"))
 
     @property
     def labels(self) -> Labels:
@@ -83,9 +90,21 @@ class ReportedRun:
 
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
-        """The run's configuration, None where it wrote none."""
+        """The run's configuration, None where it wrote none. Raise ValueError for a broken one."""
         place = self.directory / "config.yaml"
-        return yaml.safe_load(place.read_text(encoding="utf-8")) if place.is_file() else None
+        if not place.is_file():
+            return None
+        try:
+            found: Mapping[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
+            for name in ("sites", "experts"):
+                int(found["model"][name])
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            told = " ".join(str(error).split())
+            raise ValueError(
+                f"{place} is no configuration of a run: its model has no sites and experts ({told});"
+                f" {RUN_AGAIN}"
+            ) from None
+        return found
 
     def _slot_bytes(self, transfers: pl.DataFrame) -> dict[int, int]:
         """The bytes of a slot, by the place of its keys: precision * sites + site (contract C3).

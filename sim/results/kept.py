@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ SUMMARY = "summary.json"
 RUN_AGAIN = "run it again"
 
 
+Shape = Mapping[str, "Kind | Shape"]
+
+
 class Kind:
     """What a value must be, in words, and whether one is."""
 
@@ -27,8 +29,14 @@ class Kind:
         return Kind(f"{self.told} or null", lambda value: value is None or self.is_one(value))
 
 
+LARGEST = float(1 << 63)
+"""Numbers of runs are below it. Whatever is computed of them then stays a number, too."""
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    """Whether it is one that a run may have; NaN is none."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and -LARGEST < value < LARGEST
 
 
 def _is_table(of: Kind) -> Callable[[Any], bool]:
@@ -44,15 +52,18 @@ NUMBER = Kind("a number", _is_number)
 ABOVE_0 = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
 NUMBERS = Kind("numbers by name", _is_table(NUMBER))
 TABLE = Kind("values by name", lambda value: isinstance(value, dict))
-SHARES = Kind("shares by name, or null", _is_table(NUMBER.or_null()))
+QUALITY = Kind(
+    "low_share, skip_share and others, each a number or null",
+    lambda value: _is_table(NUMBER.or_null())(value) and {"low_share", "skip_share"} <= {*value},
+)
+MEAN: Shape = {"mean": NUMBER.or_null()}
 INTERVAL = Kind("two numbers", lambda value: _is_list(NUMBER)(value) and len(value) == 2)
-Shape = Mapping[str, "Kind | Shape"]
 SHAPE: Shape = {
     "system": TEXT,
     "workload": TEXT,
     "model": TEXT,
     "hardware": TEXT,
-    "seed": NUMBER,
+    "seed": Kind("a whole number", lambda value: type(value) is int),
     "trace": {
         "name": TEXT,
         "sha256": TEXT,
@@ -78,7 +89,10 @@ SHAPE: Shape = {
     "prefetch": NUMBERS,
     "link_utilisation": NUMBERS,
     "peak_bytes": TABLE,
-    "quality_proxy": SHARES,
+    "quality_proxy": QUALITY,
+    "ttft_s": MEAN,
+    "tpot_s": MEAN,
+    "gap": NUMBER.or_null(),
     "calibration": TABLE,
     "contracts": TABLE,
     "ci95": {"decode_tokens_per_s": INTERVAL.or_null()},

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.results.kept import OF_HISTORY, check_whole, read_summary
+from sim.results.kept_tables import columns_in, read_table
 from sim.results.labels import Labels, labels_in
 
 CONFIG_FILE = "config.yaml"
@@ -55,7 +56,6 @@ OF_DRAFTS = ("phase", "drafts", "new_tokens")
 """Columns of ``tokens`` where tokens are drafted."""
 OTHER_HITS = ("high_for_low", "low_for_high")
 LARGEST_CONFIG_BYTES = 1 << 20
-LARGEST_ROWS = 1 << 28
 RUN_AGAIN = "name the output directory of `moelab run ... outputs=all`"
 
 
@@ -162,7 +162,8 @@ class RunLog:
                 )
             found = OmegaConf.to_container(OmegaConf.load(place))
         except (OSError, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
+            told = " ".join(str(error).split())
+            raise ValueError(f"{place} cannot be read ({told}); {RUN_AGAIN}") from None
         if not isinstance(found, dict):
             raise ValueError(f"{place} must be a section of values; {RUN_AGAIN}")
         return {str(name): value for name, value in found.items()}
@@ -179,22 +180,9 @@ class RunLog:
 
     def _read(self, name: str) -> pl.DataFrame:
         place = self.root / f"{name}.parquet"
-        if not place.is_file():
-            raise ValueError(f"{self.root} has no {name}.parquet; {RUN_AGAIN}")
-        try:
-            has = set(pl.scan_parquet(place, glob=False).collect_schema())
-            if missing := [column for column in COLUMNS[name] if column not in has]:
-                raise ValueError(f"{place} lacks the columns {', '.join(missing)}; {RUN_AGAIN}")
-            if (
-                rows := pl.scan_parquet(place, glob=False).select(pl.len()).collect().item()
-            ) > LARGEST_ROWS:
-                raise ValueError(
-                    f"{place} has {rows} rows, must have at most {LARGEST_ROWS}; {RUN_AGAIN}"
-                )
-            more = OF_DRAFTS if name == "tokens" and has.issuperset(OF_DRAFTS) else ()
-            return pl.read_parquet(place, columns=[*COLUMNS[name], *more], glob=False)
-        except pl.exceptions.PolarsError as error:
-            raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
+        has = columns_in(place, RUN_AGAIN)
+        more = OF_DRAFTS if name == "tokens" and has.issuperset(OF_DRAFTS) else ()
+        return read_table(place, [*COLUMNS[name], *more], RUN_AGAIN)
 
     def choice(self, section: str, name: str, default: Any = None) -> Any:
         """A value of the run's configuration, such as ``loader.depth``."""

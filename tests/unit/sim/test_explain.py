@@ -536,9 +536,13 @@ def test_a_configuration_that_is_no_yaml_is_refused(
 @pytest.mark.parametrize(
     ("limit", "most", "told"),
     [
-        ("LARGEST_CONFIG_BYTES", lambda folder: (folder / "config.yaml").stat().st_size, " B, "),
         (
-            "LARGEST_ROWS",
+            "run_log.LARGEST_CONFIG_BYTES",
+            lambda folder: (folder / "config.yaml").stat().st_size,
+            " B, ",
+        ),
+        (
+            "kept_tables.LARGEST_ROWS",
             lambda folder: max(len(pl.read_parquet(path)) for path in folder.glob("*.parquet")),
             " rows, ",
         ),
@@ -554,9 +558,9 @@ def test_what_is_larger_than_a_file_may_be_is_refused_and_what_is_just_as_large_
 ) -> None:
     size = most(by_hand(tmp_path))
     words = [str(tmp_path), "site=1", "expert=0", "step=2"]
-    monkeypatch.setattr(f"sim.results.run_log.{limit}", size)
+    monkeypatch.setattr(f"sim.results.{limit}", size)
     assert main(words) == 0
-    monkeypatch.setattr(f"sim.results.run_log.{limit}", size - 1)
+    monkeypatch.setattr(f"sim.results.{limit}", size - 1)
     assert main(words) == 2
     assert f"{size}{told}must have at most {size - 1}" in capsys.readouterr().err
 

@@ -253,6 +253,13 @@ def spoil(folder: Path, how: str) -> None:
         config = OmegaConf.load(folder / "config.yaml")
         del config["workload"]
         OmegaConf.save(config, folder / "config.yaml")
+    elif how == "no budget":
+        config = OmegaConf.load(folder / "config.yaml")
+        config["budget"]["slots_gib"] = {}
+        OmegaConf.save(config, folder / "config.yaml")
+    elif how == "other sequences":
+        path = folder / "sequences.parquet"
+        pl.read_parquet(path).head(1).write_parquet(path)
     elif how == "no parquet":
         (folder / "tokens.parquet").write_bytes(b"no parquet")
     elif how == "a column as text":
@@ -275,8 +282,10 @@ def spoil(folder: Path, how: str) -> None:
             "lacks budget.allowed_bytes: it was changed, or another version wrote",
         ),
         ("no workload", "config.yaml is no configuration of a run: it lacks workload; run it"),
-        ("no parquet", "tokens.parquet is no parquet file"),
-        ("a column as text", "sequences.parquet: column end_ns is String, expected Int64"),
+        ("no budget", "config.yaml was changed: budget={"),
+        ("other sequences", "sequences.parquet lacks sequence "),
+        ("no parquet", "tokens.parquet cannot be read ("),
+        ("a column as text", "sequences.parquet: column end_ns is String, must be numbers"),
     ],
 )
 def test_files_that_are_no_run_are_refused(

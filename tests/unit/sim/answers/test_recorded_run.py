@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import polars as pl
 import pytest
 
 from sim.answers.recorded_run import COLUMNS, read_recorded, stored_bytes, words_of
+from sim.results.kept_tables import TEXTS
 
 SUMMARY: dict[str, Any] = {
     "schema": 1,
@@ -24,7 +27,12 @@ def written(folder: Path) -> Path:
     (folder / "summary.json").write_text(json.dumps(SUMMARY), encoding="utf-8")
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     for name, columns in COLUMNS.items():
-        rows = pl.DataFrame({column: [at] for at, column in enumerate((*columns, "more"))})
+        rows = pl.DataFrame(
+            {
+                column: [str(at) if column in TEXTS else at]
+                for at, column in enumerate((*columns, "more"))
+            }
+        )
         rows.write_parquet(folder / f"{name}.parquet")
     return folder
 
@@ -35,7 +43,10 @@ def test_a_folder_is_read_with_the_columns_that_are_wanted(tmp_path: Path) -> No
     assert found.config == {"loader": {"wait": "all"}, "model": {"sites": 2}}
     tables = found.tables
     told = [table.row(0, named=True) for table in (tables.lookups, tables.transfers, tables.tokens)]
-    assert told == [{name: at for at, name in enumerate(names)} for names in COLUMNS.values()]
+    assert told == [
+        {name: str(at) if name in TEXTS else at for at, name in enumerate(names)}
+        for names in COLUMNS.values()
+    ]
     assert tables.wait == "all"
 
 
@@ -57,7 +68,7 @@ def test_a_folder_is_read_with_the_columns_that_are_wanted(tmp_path: Path) -> No
             "{folder}/config.yaml has no loader.wait or model (",
         ),
         ("config.yaml", "a: [", "{folder}/config.yaml has no loader.wait or model ("),
-        ("tokens.parquet", None, "{folder}/tokens.parquet cannot be read ("),
+        ("tokens.parquet", None, "{folder} has no tokens.parquet; run again with outputs=all"),
         ("lookups.parquet", "x", "{folder}/lookups.parquet cannot be read ("),
     ],
 )
@@ -83,6 +94,37 @@ def test_words_of_a_run_give_way_to_those_that_are_given() -> None:
         "cache=lru",
         "trace.path=z",
     ]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "cache._target_=subprocess.run",
+        "+cache={_target_: os.system, command: x}",
+        r"+cache={_targ\et_: os.system}",
+        "hydra.searchpath=[file:///tmp]",
+        "++hydra.run.dir=/tmp",
+    ],
+)
+def test_words_of_a_run_choose_no_class_and_no_folder(word: str) -> None:
+    told = rf"^{re.escape(repr(word))} of the run chooses a class, or where files lie: give it"
+    with pytest.raises(ValueError, match=told):
+        words_of({**SUMMARY, "overrides": ["trace.path=x", word]}, [])
+    with pytest.raises(ValueError, match=told):
+        words_of({**SUMMARY, "system": f"lru {shlex.quote(word)}"}, [])
+    assert word in words_of(SUMMARY, [word])
+
+
+@pytest.mark.parametrize("overrides", [0, None, "x=1", ["x=1", 2]])
+def test_words_of_a_run_that_are_no_list_of_texts_are_refused(overrides: object) -> None:
+    with pytest.raises(ValueError, match=r"^overrides=.* of the run must be a list of words"):
+        words_of({**SUMMARY, "overrides": overrides}, [])
+
+
+@pytest.mark.parametrize("system", ["", "lru 'cache=x"])
+def test_a_run_of_no_system_is_refused(system: str) -> None:
+    with pytest.raises(ValueError, match=r"^system=.* of the run names no system$"):
+        words_of({**SUMMARY, "system": system}, [])
 
 
 def test_a_run_that_named_no_model_and_machine_is_simulated_with_its_own() -> None:

@@ -229,6 +229,17 @@ def without_keys(section: str, *keys: str, **more: str) -> Callable[[Path], None
     return change
 
 
+def stalled(value: str) -> Callable[[Path], None]:
+    """A summary with this as the first part of its stalls."""
+
+    def change(folder: Path) -> None:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary["stall_s"]["demand"] = float(value)
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+    return change
+
+
 def cut(table: str, part: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         place = folder / f"{table}.parquet"
@@ -249,12 +260,19 @@ def cut(table: str, part: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[P
         (cut("sequences", lambda rows: rows.tail(1)), "sequences.parquet lacks sequence"),
         (cut("sequences", lambda rows: rows.clear()), "sequences.parquet has 0 lines for 0"),
         (cut("sequences", lambda rows: pl.concat([rows] * 2)), "sequences.parquet has "),
+        (
+            cut("lookups", lambda rows: rows.with_columns(pl.col("weight").cast(pl.String))),
+            "its files were changed: InvalidOperationError `sum` operation not supported",
+        ),
+        (without_keys("model", experts="x"), "its files were changed: ValueError invalid literal"),
+        (stalled("1e300"), "its files were changed: OverflowError cannot convert"),
+        (stalled("NaN"), "its files were changed: ValueError cannot convert"),
         (nothing, "holds no run"),
         (write("summary.json", "{"), "holds no run"),
         (write("summary.json", "[1]"), "is no summary of a run: it has no budget.slots"),
         (
             write("summary.json", '{"budget": {"slots": {"fp16": 1}}}'),
-            "is no run of this version: KeyError",
+            "is no run of this version, or its files were changed: KeyError",
         ),
         (
             lambda folder: (folder / "tokens.parquet").unlink(),

@@ -287,7 +287,7 @@ def test_time_counts_from_the_first_request(
     """It comes at 1 s: parts of 2 s begin at 1, 3 and 5 s of the tables."""
     monkeypatch.setattr(figures, "BINS", 3)
     shutil.copytree(folder, tmp_path / "late")
-    pl.DataFrame({"arrival_ns": [3 * 10**9, 10**9]}).write_parquet(
+    pl.DataFrame({"sequence": [0, 1], "arrival_ns": [3 * 10**9, 10**9]}).write_parquet(
         tmp_path / "late" / "sequences.parquet"
     )
     told = {"staging_slots": 0, "arrivals": {"given_s": [3, 1]}}

@@ -61,7 +61,7 @@ def test_the_time_of_each_sequence_in_decode_steps_is_known_from_both_tables_alo
 
 def test_a_table_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokens.parquet").write_bytes(b"no\nparquet")
-    with pytest.raises(ValueError, match=r"tokens\.parquet cannot be read \(.*\); run again$"):
+    with pytest.raises(ValueError, match=r"tokens\.parquet cannot be read \(.*\); run it again$"):
         run_in(tmp_path).table("tokens")
 
 
@@ -87,7 +87,9 @@ def test_what_is_on_the_device_is_known_from_all_files_of_a_run_without_staging(
     pl.DataFrame({"kind": ["evict"], "tick": [0], "key": [1]}).write_parquet(
         tmp_path / "decisions.parquet"
     )
-    pl.DataFrame({"tick": [0], "gate_ns": [1]}).write_parquet(tmp_path / "lookups.parquet")
+    lookups = {"tick": [0], "gate_ns": [1], "step": [0], "site": [0]}
+    texts = {"phase": ["decode"], "outcome": ["hit"]}
+    pl.DataFrame({**lookups, **texts}).write_parquet(tmp_path / "lookups.parquet")
     (tmp_path / "config.yaml").write_text("model: {sites: 2, experts: 3}\n", encoding="utf-8")
     told = {
         "contracts": {"staging_slots": int(missing == "staged")},

@@ -92,6 +92,25 @@ def test_what_is_no_summary_of_this_version_is_refused(
         read_summary(_written(tmp_path / "run", text))
 
 
+@pytest.mark.parametrize("value", [1e300, -1e300, 10**30, 2**63])
+def test_a_number_that_no_run_has_is_refused_and_a_seed_may_be_any(
+    value: float, tmp_path: Path
+) -> None:
+    read_summary(_written(tmp_path / "run", summary_of(seed=10**30, makespan_s=2.0**62)))
+    with pytest.raises(ValueError, match=r"summary\.json has makespan_s=.* must be a number; it"):
+        read_summary(_written(tmp_path / "other", summary_of(makespan_s=value)))
+
+
+@pytest.mark.parametrize("quality", [{"low_share": 0.5}, {"low_share": "x", "skip_share": 0}])
+def test_shares_of_quality_that_were_changed_are_refused(
+    quality: dict[str, Any], tmp_path: Path
+) -> None:
+    told = summary_of()
+    told["quality_proxy"] = quality
+    with pytest.raises(ValueError, match=r"has quality_proxy=.*, which must be low_share, skip_sh"):
+        read_summary(_written(tmp_path / "run", told))
+
+
 def test_a_folder_that_is_not_there_is_told_from_one_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no run: no summary\.json is in it; name what"):
         read_summary(tmp_path)

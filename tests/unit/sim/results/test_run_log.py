@@ -26,7 +26,7 @@ import polars as pl
 import pytest
 
 from helpers.summaries import summary_of
-from sim.results import run_log
+from sim.results import kept_tables, run_log
 from sim.results.labels import Labels
 from sim.results.run_log import COLUMNS, Event, Move, RunLog, Stay
 
@@ -307,11 +307,11 @@ def test_what_is_missing_or_too_large_is_refused_with_its_size(
     assert refused() == f"{tmp_path} is no run: it has no config.yaml{again}"
     size = len(CONFIG.encode())
     files(tmp_path)
-    assert (run_log.LARGEST_CONFIG_BYTES, run_log.LARGEST_ROWS) == (1_048_576, 268_435_456)
+    assert (run_log.LARGEST_CONFIG_BYTES, kept_tables.LARGEST_ROWS) == (1_048_576, 268_435_456)
     monkeypatch.setattr(run_log, "LARGEST_CONFIG_BYTES", size)
-    monkeypatch.setattr(run_log, "LARGEST_ROWS", 18)
+    monkeypatch.setattr(kept_tables, "LARGEST_ROWS", 18)
     RunLog(tmp_path)
-    monkeypatch.setattr(run_log, "LARGEST_ROWS", 17)
+    monkeypatch.setattr(kept_tables, "LARGEST_ROWS", 17)
     assert refused() == f"{tmp_path}/decisions.parquet has 18 rows, must have at most 17{again}"
     monkeypatch.setattr(run_log, "LARGEST_CONFIG_BYTES", size - 1)
     assert refused() == f"{tmp_path}/config.yaml has {size} B, must have at most {size - 1}{again}"
