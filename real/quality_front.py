@@ -42,7 +42,8 @@ from sim.results.latency import decode_time_and_tokens
 from sim.results.looks import looks, save
 from sim.results.paired import Paired, paired
 from sim.setup.configure import group_of
-from sim.study.dataset import last_cells, read_cells
+from sim.study.dataset import read_cells
+from sim.study.kept_rows import last_cells
 from sim.study.rows import AXIS, DONE, words_of
 from sim.verbs.table import verb_of
 from sim.verbs.words import read

@@ -36,6 +36,7 @@ from sim.results.overview import LOSSLESS
 from sim.study.cells import plan_cells
 from sim.study.conduct import conduct, say
 from sim.study.dataset import read_cells
+from sim.study.kept_rows import whole_rows
 from sim.study.launchers import make_launcher
 from sim.study.plan import read_plan
 from sim.verbs.table import verb_of
@@ -62,7 +63,8 @@ def main(words: Sequence[str]) -> int:
         check_entrant(against, planned)
         cells = [entered(cell) for cell in planned]
         conduct(plan.name, cells, make_launcher("pool", options), output_dir, False, say)
-        rows = {row["key"]: row for row in read_cells(output_dir).to_dicts()}
+        recorded = whole_rows(read_cells(output_dir).to_dicts(), output_dir, compared=True)
+        rows = {row["key"]: row for row in recorded}
         boards, left = boards_of(rows[cell.key] for cell in cells)
         command = shlex.join(["moelab", "leaderboard", *words])
         with writing(output_dir):

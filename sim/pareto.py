@@ -39,7 +39,8 @@ from sim.results.labels import KEEPS_TIMES, Labels, fitted, from_row, labels_in,
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.overview import work_of
 from sim.setup.configure import group_of
-from sim.study.dataset import CELLS, last_cells, read_cells, read_part
+from sim.study.dataset import CELLS, read_cells, read_part
+from sim.study.kept_rows import last_cells, whole_rows
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
 
@@ -242,7 +243,8 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
             table = read_part(path) if is_cell else read_cells(path)
             if not {"summary", "overrides"} <= {*table.columns}:
                 raise ValueError(f"{path} has no columns summary and overrides: it is no study's")
-            summaries += [json.loads(row["summary"]) for row in last_cells(table) if row["summary"]]
+            rows = whole_rows(last_cells(table), path)
+            summaries += [json.loads(row["summary"]) for row in rows if row["summary"]]
         else:
             raise ValueError(
                 f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study"

@@ -30,7 +30,8 @@ from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
 from sim.setup.configure import changes
-from sim.study.dataset import last_cells, read_cells
+from sim.study.dataset import read_cells
+from sim.study.kept_rows import last_cells, whole_rows
 from sim.study.rows import DONE, Row, words_of
 from sim.values.units import GIB
 
@@ -268,11 +269,10 @@ def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
 
     Raise ValueError where there are none.
     """
-    rows = last_cells(read_cells(dataset))
+    rows = [*whole_rows(last_cells(read_cells(dataset)), dataset, compared=True)]
     if not rows:
-        raise ValueError(
-            f"{dataset} has no recorded cells; name the folder that moelab study wrote"
-        )
+        why = "has no recorded cells" if dataset.exists() else "is not there"
+        raise ValueError(f"{dataset} {why}; name the folder that moelab study wrote")
     found = [row for row in rows if set(also) <= set(words_of(row["overrides"]))]
     if not found:
         known = sorted({word for row in rows for word in words_of(row["overrides"])})

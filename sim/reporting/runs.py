@@ -14,13 +14,14 @@ import polars as pl
 import yaml  # type: ignore[import-untyped]
 
 from sim.results.intervals import Floats
-from sim.results.kept import RUN_AGAIN, SUMMARY, check_summary, check_whole, read_summary
+from sim.results.kept import RUN_AGAIN, SUMMARY, check_whole, read_summary
 from sim.results.kept_tables import MAY_BE_NULL, check_together, columns_in, read_table
 from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.overview import work_of
 from sim.results.run_log import draft_sites
-from sim.study.dataset import last_cells, read_cells
+from sim.study.dataset import read_cells
+from sim.study.kept_rows import last_cells, whole_rows
 from sim.study.rows import DONE
 
 GIB = 2**30
@@ -251,12 +252,14 @@ def _found_in(directory: Path) -> list[Found]:
     found: list[Found] = [
         (place, read_summary(place), None) for place in places if place.name not in known
     ]
-    for row in last_cells(recorded):
+    for row in whole_rows(last_cells(recorded), directory):
         if row["status"] != DONE:
             continue
         key = row["key"]
         times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
-        found.append((directory / RUNS / key, _of_row(row, directory), times))
+        found.append((directory / RUNS / key, json.loads(row["summary"]), times))
+    if not found and not directory.exists():
+        raise ValueError(f"{directory} is not there; name what moelab run, sweep or study wrote")
     if not found:
         raise ValueError(
             f"{directory} holds no run: no {SUMMARY} in it or below, and no cells of a study;"
@@ -268,13 +271,6 @@ def _found_in(directory: Path) -> list[Found]:
 def _in_order(place: Path) -> tuple[Any, ...]:
     """Numbers in their own order: 2 before 10."""
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.parts)
-
-
-def _of_row(row: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
-    try:
-        return check_summary(json.loads(row["summary"]), f"the summary of {row['overrides']}")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{directory}: {error}") from None
 
 
 def by_work(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:

@@ -33,7 +33,7 @@ LARGEST = float(1 << 63)
 """Numbers of runs are below it. Whatever is computed of them then stays a number, too."""
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether it is one that a run may have; NaN is none."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and -LARGEST < value < LARGEST
@@ -48,8 +48,8 @@ def _is_list(of: Kind) -> Callable[[Any], bool]:
 
 
 TEXT = Kind("a text", lambda value: isinstance(value, str))
-NUMBER = Kind("a number", _is_number)
-ABOVE_0 = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+NUMBER = Kind("a number", is_number)
+ABOVE_0 = Kind("a number above 0", lambda value: is_number(value) and value > 0)
 NUMBERS = Kind("numbers by name", _is_table(NUMBER))
 TABLE = Kind("values by name", lambda value: isinstance(value, dict))
 QUALITY = Kind(

@@ -16,10 +16,12 @@ from pathlib import Path
 from rich.console import Console
 
 from sim.process.interrupts import telling
+from sim.results.overview import Overview
 from sim.results.overview_words import show, write
 from sim.study.cells import Cell, plan_cells
 from sim.study.conduct import answer, conduct, say
 from sim.study.dataset import read_cells
+from sim.study.kept_rows import whole_rows
 from sim.study.launchers import OPTIONS, make_launcher
 from sim.study.plan import read_plan
 from sim.study.rows import DONE, overview_of
@@ -52,20 +54,21 @@ def main(words: Sequence[str]) -> int:
             return 0
         cells = plan_cells(plan)
         found = conduct(plan.name, cells, launcher, output_dir, retry, say, code)
+        whole = _together(cells, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _tell(cells, output_dir)
+    write(whole, output_dir)
+    show(whole, Console())
     print(answer(plan.name, found, output_dir))
     return 0 if found.counts[DONE] == found.counts.total() else INCOMPLETE
 
 
-def _tell(cells: Sequence[Cell], output_dir: Path) -> None:
-    """Print and write what the cells say together: a table, a figure, who is best."""
+def _together(cells: Sequence[Cell], output_dir: Path) -> Overview:
+    """What the cells say together: a table, a figure, who is best."""
     keys = {cell.key for cell in cells}
-    found = overview_of(row for row in read_cells(output_dir).to_dicts() if row["key"] in keys)
-    write(found, output_dir)
-    show(found, Console())
+    rows = whole_rows(read_cells(output_dir).to_dicts(), output_dir)
+    return overview_of(row for row in rows if row["key"] in keys)
 
 
 if __name__ == "__main__":

@@ -315,13 +315,6 @@ def _part(part: Path) -> pl.DataFrame:
     return found
 
 
-def last_cells(recorded: pl.DataFrame) -> list[Row]:
-    """The rows of what was recorded, of cells of the same words the last: the others are of a file,
-    such as one with a policy, that was edited since.
-    """
-    return [*{row["overrides"]: row for row in recorded.to_dicts()}.values()]
-
-
 def read_cells(directory: str | Path) -> pl.DataFrame:
     """The recorded cells of a study: those of its parts, which
     ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads, and those that are in its journal
@@ -333,7 +326,12 @@ def read_cells(directory: str | Path) -> pl.DataFrame:
     rows, _ = _journaled(journal) if journal.is_file() else ([], 0)
     parts = sorted((place / CELLS).glob("part-*.parquet"))
     frames = [read_part(part) for part in parts]
-    found = pl.concat(frames, how="vertical") if frames else to_frame([], {})
+    try:
+        # Parts of one study have the same columns, unless somebody changed one.
+        found = pl.concat(frames, how="diagonal_relaxed") if frames else to_frame([], {})
+    except PolarsError as error:
+        told = str(error).splitlines()[0]
+        raise ValueError(f"{place / CELLS}: parts do not go together ({told})") from None
     if not rows:
         return found
     recorded = set(found["key"])

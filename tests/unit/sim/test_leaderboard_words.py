@@ -183,6 +183,7 @@ def test_the_command_runs_the_cells_of_its_plan_and_shows_and_writes_their_board
     monkeypatch.setattr(leaderboard, "make_launcher", lambda *of: ("launcher", *of))
     monkeypatch.setattr(leaderboard, "conduct", lambda *of: told.append(("conduct", *of)))
     monkeypatch.setattr(leaderboard, "read_cells", lambda place: rows)
+    monkeypatch.setattr(leaderboard, "whole_rows", lambda rows, place, compared: rows)
     monkeypatch.setattr(leaderboard, "boards_of", lambda rows: ([r["n"] for r in rows], ["left"]))
     monkeypatch.setattr(leaderboard, "write", lambda *of: told.append(("write", *of)))
     monkeypatch.setattr(

@@ -253,6 +253,7 @@ def test_runs_studies_and_qualities_are_read_from_where_they_lie(
     run = json.dumps(_summary("hobbit", 6.0, ("fp16", "int4"), 0.2))
     before = json.dumps(_summary("hobbit", 7.0, ("fp16", "int4"), 0.2))
     cells = pl.DataFrame({"summary": [before, None, run], "overrides": ["a=1", "a=2", "a=1"]})
+    cells = cells.with_columns(key=pl.lit("k"), status=pl.Series(["done", "refused", "done"]))
     cell = tmp_path / "study [a]" / "cells" / "part-000001.parquet"
     with cell.open("wb") as file:
         cells.write_parquet(file)
@@ -294,6 +295,7 @@ def test_files_that_are_no_runs_are_one_message_with_their_names(
     pl.DataFrame({"a": [1]}).write_parquet(other / "cells" / "part-000001.parquet")
     texts = {"summary": pl.String, "overrides": pl.String}
     none = pl.DataFrame({"summary": [None], "overrides": ["a=1"]}, schema=texts)
+    none = none.with_columns(key=pl.lit("k"), status=pl.lit("failed"))
     none.write_parquet(unfinished / "cells" / "part-000001.parquet")
     for folder, told in (
         (broken, f"{broken}/summary.json cannot be read (Expecting property name"),

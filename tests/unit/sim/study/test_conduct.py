@@ -153,7 +153,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(command, "plan_cells", lambda plan: [cell(1), cell(2)])
     monkeypatch.setattr(command, "make_launcher", lambda *words: asked.append(words))
     monkeypatch.setattr(command, "conduct", run)
-    monkeypatch.setattr(command, "_tell", lambda cells, place: asked.append((len(cells), place)))
+    monkeypatch.setattr(command, "_together", lambda cells, place: (len(cells), place))
+    monkeypatch.setattr(command, "write", lambda whole, place: asked.append(whole))
+    monkeypatch.setattr(command, "show", lambda whole, console: None)
     yield asked
     signal.signal(signal.SIGTERM, handler)
 
