@@ -35,6 +35,7 @@ from sim.results.folders import own_folder
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.kept import check_whole, read_summary
+from sim.results.kept_quality import FILE, read_qualities
 from sim.results.labels import KEEPS_TIMES, Labels, fitted, from_row, labels_in, told, write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.overview import work_of
@@ -221,13 +222,13 @@ def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
     """The summaries of runs, and the rows of qualities, in these files and folders.
 
     Raise ValueError for a path that has neither, that cannot be read, or that is named twice.
     """
     summaries: list[dict[str, Any]] = []
-    qualities: list[dict[str, Any]] = []
+    qualities: list[Mapping[str, Any]] = []
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
@@ -235,8 +236,8 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
         seen.add(path.resolve())
         is_cell = path.suffix == ".parquet" and path.is_file()
         check_whole(path)
-        if (path / "quality.json").is_file():
-            qualities += _json(path / "quality.json")["rows"]
+        if (path / FILE).is_file():
+            qualities += read_qualities(path)
         elif (path / "summary.json").is_file():
             summaries.append(read_summary(path))
         elif is_cell or (path / CELLS).is_dir():
@@ -251,13 +252,6 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
                 " or what moelab quality wrote"
             )
     return summaries, qualities
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); run again") from None
 
 
 def mark(points: Sequence[Point]) -> list[bool]:

@@ -12,21 +12,12 @@ import polars as pl
 from sim.reporting.runs import GIB, ReportedRun
 from sim.results.fronts import front
 from sim.results.hits import asked, is_found
+from sim.results.kept import PREFETCH_ENDS
 from sim.results.latency import with_drafting
 from sim.results.looks import COLOURS, MARKERS
 
 Runs = Sequence[ReportedRun]
 BINS = 60
-PREFETCH_ENDS = (
-    "promoted",
-    "cancelled",
-    "dropped_no_slot",
-    "used",
-    "late",
-    "dropped",
-    "evicted_unused",
-    "unused_at_end",
-)
 LOST = ("low_mass", "skip_mass", "reroute_mass")
 """The parts of ``quality_proxy`` that make a run's loss, by gate weight."""
 NAME_POINTS = 9.0

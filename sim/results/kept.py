@@ -14,6 +14,17 @@ from sim.values.places import UNFINISHED, is_unfinished
 
 SUMMARY = "summary.json"
 RUN_AGAIN = "run it again"
+PREFETCH_ENDS = (
+    "promoted",
+    "cancelled",
+    "dropped_no_slot",
+    "used",
+    "late",
+    "dropped",
+    "evicted_unused",
+    "unused_at_end",
+)
+"""What becomes of prefetches that were queued."""
 
 
 Shape = Mapping[str, "Kind | Shape"]
@@ -86,7 +97,7 @@ SHAPE: Shape = {
     "decode_tokens_per_s": ABOVE_0.or_null(),
     "hit_ratio": NUMBER.or_null(),
     "stall_s": dict.fromkeys(STALL_PARTS, NUMBER),
-    "prefetch": NUMBERS,
+    "prefetch": dict.fromkeys(PREFETCH_ENDS, NUMBER),
     "link_utilisation": NUMBERS,
     "peak_bytes": TABLE,
     "quality_proxy": QUALITY,
@@ -148,11 +159,12 @@ def check_summary(found: object, name: str, shape: Shape = SHAPE) -> dict[str, A
             f"{name} has schema={_short(version)}, and this version reads {SCHEMA}: another version"
             f" wrote it, or it is no summary of a run; {RUN_AGAIN}"
         )
-    _check(found, shape, name, "")
+    check_shape(found, shape, name)
     return {str(key): value for key, value in found.items()}
 
 
-def _check(value: Any, shape: Shape, name: str, path: str) -> None:
+def check_shape(value: Any, shape: Shape, name: str, path: str = "") -> None:
+    """Raise ValueError, with its ``name`` and the key, for values that are not of this shape."""
     for key, kind in shape.items():
         dotted = f"{path}{key}"
         if not isinstance(value, dict) or key not in value:
@@ -166,7 +178,7 @@ def _check(value: Any, shape: Shape, name: str, path: str) -> None:
                     f" changed: {RUN_AGAIN}"
                 )
         else:
-            _check(value[key], kind, name, f"{dotted}.")
+            check_shape(value[key], kind, name, f"{dotted}.")
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.results.kept import PREFETCH_ENDS
 from sim.results.stalls import STALL_PARTS
 
 
@@ -32,7 +33,7 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         "decode_tokens_per_s": 1.0,
         "hit_ratio": 0.5,
         "stall_s": dict.fromkeys(STALL_PARTS, 0.0),
-        "prefetch": {},
+        "prefetch": dict.fromkeys(PREFETCH_ENDS, 0),
         "link_utilisation": {"pcie": 0.5},
         "peak_bytes": {},
         "quality_proxy": {"low_share": None, "skip_share": None},

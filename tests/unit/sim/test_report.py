@@ -356,7 +356,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([str(tmp_path / "run")]) == 2
     assert main([]) == 2
     first, second, third = capsys.readouterr().err.splitlines()
-    assert "holds no run" in first
+    assert "nowhere is not there; name what moelab run" in first
     assert "lacks system: it was changed, or another version wrote it; run it again" in second
     assert "missing RUN..." in third
 
