@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from real.suite.kept import CASE, GPU, of_suite, rows_of_suite
 from real.suite.pairs import (
     CALIBRATING,
     CONTROLS,
@@ -34,10 +34,12 @@ from real.suite.prediction import (
     write_machine,
 )
 from sim.reproduce import field, phone
+from sim.results.kept import ABOVE_0
 from sim.results.labels import caption
 
 GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_pcie5")}
 """What a GPU is called here, its measured machine of ``conf/hardware``, and that of data sheets."""
+VALIDATION = "validation/validation.json"
 CALIBRATION, SHEETS = "a calibration and some recordings", "data sheets"
 SHEETS_AND_LINK = "data sheets, and the link's rate as told"
 OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
@@ -55,7 +57,7 @@ def of_machine(
     predicted them. ``tell`` hears of each run that makes no pair, and why, and of what no
     calibration could be made of. Raise ValueError for another folder.
     """
-    gpu = _gpu_of(folder / "suite" / "facts.json")
+    gpu = of_suite(folder, "facts.json", GPU)["gpu"]
     name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
     runs, noise = calibrating_runs(folder), noise_of(folder)
     facts, params = calibrating_facts(folder, runs)
@@ -85,16 +87,6 @@ def of_machine(
             if pair is not None:
                 found.append(pair)
     return found
-
-
-def _gpu_of(path: Path) -> str:
-    """The GPU that a suite's facts name. Raise ValueError where the file is no such facts."""
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["gpu"])
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{path} names no gpu: it holds no facts of a machine; moelab suite writes them"
-        ) from None
 
 
 def _predicted(
@@ -130,14 +122,15 @@ def of_validation(folder: Path) -> list[Pair]:
 
     None where the suite left no such report in ``folder``.
     """
-    place = folder / "suite" / "validation" / "validation.json"
-    if not place.is_file():
+    cases = rows_of_suite(folder, VALIDATION, "cases", CASE)
+    if not cases:
         return []
-    gpu = _gpu_of(folder / "suite" / "facts.json")
+    gpu = of_suite(folder, "facts.json", GPU)["gpu"]
     machine, *_ = GPUS.get(gpu, (gpu,))
-    told = json.loads(place.read_text(encoding="utf-8"))
-    steps = int(told["facts"]["steps a run"])
-    return [_of_case(machine, case, steps) for case in told["cases"]]
+    steps = of_suite(folder, VALIDATION, {"facts": {"steps a run": ABOVE_0}})["facts"][
+        "steps a run"
+    ]
+    return [_of_case(machine, case, int(steps)) for case in cases]
 
 
 def _of_case(machine: str, case: dict[str, Any], steps: int) -> Pair:

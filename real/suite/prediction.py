@@ -7,7 +7,6 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
@@ -15,17 +14,26 @@ from pathlib import Path
 from statistics import fmean, mean, median
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from real.calibration.facts import Facts, Points, of_known_precisions, read_facts
 from real.calibration.fit import figures
 from real.calibration.in_run import InParts, in_parts, in_run
 from real.calibration.write import Machine, gathers_of, hardware_text
+from real.suite.kept import (
+    FACTS,
+    GATHER,
+    KERNEL,
+    NOISE,
+    memory_gib,
+    of_suite,
+    replays,
+    rows_of_suite,
+)
 from sim.answers.recorded_run import Recorded, read_recorded, stored_bytes, words_of
 from sim.engine.simulate import simulate
 from sim.machine.attention import LatentAttention
 from sim.machine.model import Model
 from sim.results.frames import Frames
+from sim.results.kept import ABOVE_0, NUMBERS, TEXT, Shape, check_shape
 from sim.results.labels import Labels, labels_in, labels_of
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
@@ -57,6 +65,9 @@ RESERVED_BYTES = 1 << 30
 ROW_BYTES = 16384
 """Bytes of a row that the suite's probe gathers: two of Mixtral's vectors in 16 bits."""
 MOST_MEDIAN, MOST_ERROR, MOST_MEAN, LEAST_TAU = 0.05, 0.12, 0.03, 0.95
+
+TIMED: Shape = {"model": TEXT, "tpot_s": {"mean": ABOVE_0}, "budget": {"slots": NUMBERS}}
+"""What is read of a recording's summary, beyond what simulates it again."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping
     """
     place = folder / "suite" / "calibration.json"
     facts = of_known_precisions(read_facts(place), place)
-    facts.device = _device_ns(folder / "suite" / "kernels.json", facts.expert_bytes)
+    facts.device = _device_ns(folder, facts.expert_bytes)
     for name in runs:
         was = read_recorded(_place_of_recordings(folder) / name)
         if moves_in_part(was):
@@ -125,10 +136,11 @@ def calibrating_runs(folder: Path) -> list[str]:
 
 def _recordings(folder: Path) -> dict[str, Recorded]:
     """By name, the recorded runs in ``folder`` that came to their end; empty without any."""
-    return {
-        place.parent.name: read_recorded(place.parent)
-        for place in sorted(_place_of_recordings(folder).glob("*/summary.json"))
-    }
+    found = {}
+    for place in sorted(_place_of_recordings(folder).glob("*/summary.json")):
+        found[place.parent.name] = was = read_recorded(place.parent)
+        check_shape(was.summary, TIMED, str(place))
+    return found
 
 
 def _place_of_recordings(folder: Path) -> Path:
@@ -137,9 +149,9 @@ def _place_of_recordings(folder: Path) -> Path:
     return inside if inside.is_dir() and not any(beside.glob("*/summary.json")) else beside
 
 
-def _device_ns(place: Path, expert_bytes: Mapping[str, int]) -> dict[str, float]:
+def _device_ns(folder: Path, expert_bytes: Mapping[str, int]) -> dict[str, float]:
     """Experts by the device's own clock, by precision, of those sizes; empty without any."""
-    rows = json.loads(place.read_text(encoding="utf-8"))["rows"] if place.is_file() else []
+    rows = rows_of_suite(folder, "kernels.json", "rows", KERNEL)
     took = {
         str(row["operator"]).removeprefix("expert ").replace("bf16", "fp16"): row
         for row in rows
@@ -176,9 +188,14 @@ def _cell(was: Recorded) -> str:
 def _model(was: Recorded) -> Model:
     known = {one.name for one in fields(Model)}
     told = {key: value for key, value in was.config["model"].items() if key in known}
-    if isinstance(latent := told.get("latent"), Mapping):
-        told["latent"] = LatentAttention(**{k: v for k, v in latent.items() if k != "_target_"})
-    return Model(**told)
+    try:
+        if isinstance(latent := told.get("latent"), Mapping):
+            told["latent"] = LatentAttention(**{k: v for k, v in latent.items() if k != "_target_"})
+        return Model(**told)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"model={told} of a recording is none ({error}); record it again"
+        ) from None
 
 
 def slower(facts: Facts, times: float) -> Facts:
@@ -223,7 +240,7 @@ def write_machine(
     name: str = NAME,
 ) -> None:
     """Write the machine of these facts as ``hardware/NAME.yaml`` in the folder ``into``."""
-    told = json.loads((folder / "suite" / "facts.json").read_text(encoding="utf-8"))
+    told = of_suite(folder, "facts.json", FACTS)
     if not contention:
         facts = replace(facts, overlapped=[], beside_copy=None, beside_cpu=[], cpu_beside_copy=None)
     machine = Machine(
@@ -234,22 +251,15 @@ def write_machine(
         str(told["date"])[:10],
         "pcie",
         "pinned memory",
-        _memory_bytes(folder),
+        gib(memory_gib(folder) or 80),
         RESERVED_BYTES,
         params,
     )
     found = figures(facts, params["expert"], list(facts.experts), 3)
-    gathers = gathers_of(told["gather"], ROW_BYTES)
+    gathers = gathers_of(rows_of_suite(folder, "facts.json", "gather", GATHER), ROW_BYTES)
     (into / "hardware").mkdir(parents=True, exist_ok=True)
     text = hardware_text(machine, found, facts, facts.left_out, gathers)
     (into / "hardware" / f"{name}.yaml").write_text(text, encoding="utf-8")
-
-
-def _memory_bytes(folder: Path) -> int:
-    """The device's memory, as the calibration's own file has it; 80 GiB without one."""
-    for place in sorted((folder / "suite" / "hardware").glob("*.yaml")):
-        return gib(float(yaml.safe_load(place.read_text(encoding="utf-8"))["memory_gib"]))
-    return 80 << 30
 
 
 def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[str]) -> list[Row]:
@@ -265,7 +275,7 @@ def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[st
             f"calibrating={','.join(sorted(unknown))}: there are {', '.join(recordings)}"
         )
     fitted = {_cell(recordings[name]) for name in runs}
-    rows = [_replay(row, on, fitted) for row in _replays(folder)]
+    rows = [_replay(row, on, fitted) for row in replays(folder)]
     rows += [_recording(was, on, fitted, words) for was in recordings.values()]
     if not rows:
         raise ValueError(
@@ -277,7 +287,7 @@ def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[st
 
 def predict_on(folder: Path, on: Sequence[str]) -> list[Row]:
     """Every replay in ``folder``, simulated on the machine that the words ``on`` name."""
-    return [_replay(row, on, set()) for row in _replays(folder)]
+    return [_replay(row, on, set()) for row in replays(folder)]
 
 
 def gates_of_replays() -> Labels:
@@ -288,8 +298,8 @@ def gates_of_replays() -> Labels:
 
 def named(folder: Path) -> list[tuple[str, Labels]]:
     """What must be said of the gates of the replays and recordings in ``folder``."""
-    replays = [("replays", gates_of_replays())] if _replays(folder) else []
-    return replays + [
+    gates = [("replays", gates_of_replays())] if replays(folder) else []
+    return gates + [
         (f"recordings of {was.summary['model']}", _of_gates(labels_in(was.summary)))
         for was in _recordings(folder).values()
     ]
@@ -297,14 +307,6 @@ def named(folder: Path) -> list[tuple[str, Labels]]:
 
 def _of_gates(labels: Labels) -> Labels:
     return Labels(transplanted=labels.transplanted, synthetic=labels.synthetic)
-
-
-def _replays(folder: Path) -> list[dict[str, Any]]:
-    """The rows of the suite's replays (`real.suite.context.Cells`); empty where it ran none."""
-    place = folder / "suite" / "replay.json"
-    if not place.is_file():
-        return []
-    return list(json.loads(place.read_text(encoding="utf-8"))["rows"])
 
 
 def _replay(row: Mapping[str, Any], on: Sequence[str], fitted: set[str]) -> Row:
@@ -381,10 +383,7 @@ def taus(rows: Sequence[Row], noise: float) -> dict[float, float]:
 
 def noise_of(folder: Path) -> float:
     """The largest noise of a system's repeats that the suite's validation saw; 0 without any."""
-    place = folder / "suite" / "validation" / "validation.json"
-    if not place.is_file():
-        return 0.0
-    cases = json.loads(place.read_text(encoding="utf-8"))["cases"]
+    cases = rows_of_suite(folder, "validation/validation.json", "cases", NOISE)
     return max((float(case["noise"]) for case in cases), default=0.0)
 
 

@@ -79,8 +79,14 @@ def words_of(summary: Mapping[str, Any], words: Sequence[str]) -> list[str]:
 
 def stored_bytes(summary: Mapping[str, Any]) -> tuple[int, ...]:
     """The bytes of an expert in the run's store, by precision; empty for a simulated run."""
-    store = (summary.get("real") or {}).get("store") or {}
-    return tuple(int(of["bytes"]) for of in (store.get("precisions") or {}).values())
+    try:
+        store = (summary.get("real") or {}).get("store") or {}
+        return tuple(int(of["bytes"]) for of in (store.get("precisions") or {}).values())
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"real={summary['real']} of the run must have store.precisions, with the bytes of each;"
+            " run again"
+        ) from None
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

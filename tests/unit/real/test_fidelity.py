@@ -82,7 +82,7 @@ def test_a_run_without_a_pair_is_told_with_the_reason(monkeypatch: pytest.Monkey
     ]
     facts = SimpleNamespace(left_out=["experts on the CPU: not measured"])
     for name, answer in (
-        ("_gpu_of", lambda path: "some GPU"),
+        ("of_suite", lambda folder, name, shape: {"gpu": "some GPU"}),
         ("calibrating_runs", lambda folder: []),
         ("noise_of", lambda folder: 0.01),
         ("calibrating_facts", lambda folder, runs: (facts, {})),
@@ -160,12 +160,21 @@ def test_words_that_are_wrong_are_refused(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("facts", ["{}", "[]", "{"])
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ("{}", "lacks gpu: it was changed"),
+        ("[]", "lacks gpu: it was changed"),
+        ("{", "is no JSON ("),
+        (None, "cannot be read (No such file or directory): name a folder with suite/"),
+    ],
+)
 def test_facts_of_no_machine_are_refused_by_their_file(
-    facts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    facts: str | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "suite" / "facts.json"
     path.parent.mkdir()
-    path.write_text(facts)
+    if facts is not None:
+        path.write_text(facts)
     assert main([f"data={tmp_path}"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {path} names no gpu: it holds no facts of")
+    assert capsys.readouterr().err.startswith(f"error: {path} {told}")

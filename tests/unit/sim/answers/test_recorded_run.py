@@ -145,3 +145,8 @@ def test_the_bytes_of_a_store_are_told_by_precision_and_a_simulated_run_has_none
     assert stored_bytes({"real": {"store": store}}) == (80, 20)
     nothing: list[dict[str, Any]] = [{}, {"real": None}, {"real": {}}, {"real": {"store": {}}}]
     assert [stored_bytes(one) for one in nothing] == [()] * 4
+    for precisions in (3, {"fp16": 80}, {"fp16": {}}, {"fp16": {"bytes": "many"}}):
+        with pytest.raises(
+            ValueError, match=r"^real=.* must have store\.precisions, with the bytes"
+        ):
+            stored_bytes({"real": {"store": {"precisions": precisions}}})
