@@ -53,7 +53,7 @@ from capture.importers.source import ImportFailure
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.folders import own_folder
+from sim.results.folders import check_can_be_made, own_folder
 from sim.traces.trace import TraceError, trace_sha256
 from sim.verbs.names import run_of
 
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
                 f"output_dir={output_dir} is not empty; choose another one, or remove it, or add"
                 " overwrite=yes"
             )
+        check_can_be_made(output_dir)
         begun = time.monotonic()
         with (
             own_folder(output_dir, overwrite, at_once=True) if overwrite else nullcontext(),

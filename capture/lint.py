@@ -103,12 +103,19 @@ def main(arguments: Sequence[str]) -> int:
     try:
         trace = read_trace(paths[0])
         findings = lint(trace)
-        if options != ["write=false"]:
-            write_findings(paths[0], findings)
     except (TraceError, OSError) as error:
         print(f"lint: {error}", file=sys.stderr)
         return 2
     show(findings, f"{trace.header.name}, {len(trace.step)} rows", Console())
+    try:
+        if options != ["write=false"]:
+            write_findings(paths[0], findings)
+    except (TraceError, OSError) as error:
+        print(
+            f"lint: the findings above could not be kept in the trace ({error}); write=false only looks",
+            file=sys.stderr,
+        )
+        return 2
     return 1 if any(finding.serious for finding in findings) else 0
 
 

@@ -40,7 +40,7 @@ from rich.console import Console
 from sim.process.interrupts import telling
 from sim.process.printing import print_text
 from sim.process.progress import tracked
-from sim.results.folders import own_folder
+from sim.results.folders import check_can_be_made, own_folder
 from sim.synthetic.preset import Fit, Preset, load_fit, load_preset
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.trace import DECODE, trace_sha256, write_trace
@@ -100,6 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     try:
         request, output_dir, overwrite = parse(arguments)
+        check_can_be_made(output_dir)
         preset = load_preset(request.like)
         reading = preset.reading(request.reading or None)
         request = Request(**{**vars(request), "reading": reading})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,7 +209,7 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def _summary(place: Path) -> Mapping[str, Any]:
-    if (place.parent / UNFINISHED).exists():
+    if os.path.exists(place.parent / UNFINISHED):
         raise NoRunError(
             f"{place.parent} is not whole: {UNFINISHED} lies in it, so a command is writing there,"
             " or was stopped by force; wait for it, or run again"

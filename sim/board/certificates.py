@@ -132,7 +132,7 @@ def read_certificate(place: Path) -> dict[str, Any]:
 
 TEXT, NUMBER, NUMBERS, WORDS = "text", "a number above 0", "numbers from 0 on", "words"
 SECTION, LABELS, INTERVAL = "a section", "a section of texts", "two numbers above 0, or null"
-BOUND = "a number above 0, or null"
+BOUND, SHARE = "a number above 0, or null", "a share, or null"
 SHAPE = {
     "claim": SECTION,
     "claim.a": TEXT,
@@ -155,6 +155,8 @@ RUN_SHAPE = {
     "decode_tokens": NUMBERS,
     "tokens_per_s": NUMBER,
     "makespan_s": NUMBER,
+    "hit_ratio": SHARE,
+    "bound": TEXT,
     "lower_s": BOUND,
     "at_most_faster": BOUND,
     "labels": LABELS,
@@ -169,7 +171,7 @@ def _check_shape(found: Mapping[str, Any], place: Path) -> None:
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if not _is(value, kind):
-            shown = str(value)[:60]
+            shown = repr(value)[:60]
             raise ValueError(f"{place}: {path} must be {kind}, got {shown}; write it again")
 
 
@@ -180,6 +182,8 @@ def _is(value: object, kind: str) -> bool:
         return isinstance(value, str) and value.isprintable()
     if kind == NUMBER:
         return _is_number(value) and value != 0
+    if kind == SHARE:
+        return value is None or (_is_number(value) and float(value) <= 1)  # type: ignore[arg-type]
     if kind == BOUND:
         return value is None or _is(value, NUMBER)
     if kind == INTERVAL and value is None:

@@ -229,5 +229,20 @@ def check_writable(directory: Path) -> None:
         raise _unwritable(directory, error) from error
 
 
+def check_can_be_made(directory: Path) -> None:
+    """Raise OSError unless a folder beside which drafts are made could be made there. Nothing is.
+
+    Commands whose folder appears whole call it before any work is done.
+    """
+    place = directory.absolute().parent
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
 def _unwritable(directory: Path, error: OSError) -> OSError:
     return OSError(f"output_dir={directory} cannot be written ({error}); choose another one")

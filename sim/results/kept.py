@@ -125,7 +125,11 @@ OF_HISTORY: Shape = {
 
 def check_whole(folder: Path) -> None:
     """Raise ValueError for a folder of results that a command is writing into, or was killed in."""
-    if is_unfinished(folder):
+    try:
+        unfinished = is_unfinished(folder)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be read ({error}); let it be read, or copy it") from None
+    if unfinished:
         raise ValueError(
             f"{folder} is not whole: {UNFINISHED} lies in it, so a command is writing there, was"
             " stopped by force, or it was copied meanwhile; wait for that command, or give it again"

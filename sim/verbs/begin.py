@@ -87,7 +87,7 @@ def answered(verb: Verb, words: Sequence[str]) -> int | None:
     try:
         check_names_of_files(words)
         read(verb, words)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # a folder may be closed to this user
         print(f"error: {error}", file=sys.stderr)
         return WRONG_WORDS
     return None

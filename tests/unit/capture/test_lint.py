@@ -362,6 +362,29 @@ def test_the_command_writes_the_findings_and_keeps_the_rest(
     assert "nothing found" in capsys.readouterr().out
 
 
+def test_findings_are_shown_where_the_trace_cannot_be_written(
+    clean: Trace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def closed(*words: Any) -> None:
+        raise PermissionError(13, "Permission denied", "header.json")
+
+    trace = with_tokens(clean)
+    trace.token[rows_of(2)] = 7
+    write_trace(tmp_path / "trace", trace)
+    monkeypatch.setattr("capture.lint.write_findings", closed)
+    assert main([str(tmp_path / "trace")]) == 2
+    told = capsys.readouterr()
+    assert "repetition" in told.out
+    assert told.err == (
+        "lint: the findings above could not be kept in the trace ([Errno 13] Permission denied:"
+        " 'header.json'); write=false only looks\n"
+    )
+    assert main([str(tmp_path / "trace"), "write=false"]) == 1
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["a", "b"], ["a", "write=maybe"], ["a", "depth=3"], ["/nowhere"]]
 )

@@ -161,6 +161,9 @@ def test_a_trace_with_altered_bytes_is_found(
         (change("pair", "ratio", value=float("nan")), "pair.ratio must be a number"),
         (change("claim", "a", value="\x1b[2J"), "claim.a must be text"),
         (change("runs", "a", "labels", value={"lossy": 3}), "runs.a.labels must be"),
+        (change("runs", "a", "hit_ratio", value=[]), "hit_ratio must be a share, or null, got []"),
+        (change("runs", "b", "hit_ratio", value=1.5), "runs.b.hit_ratio must be a share, or null"),
+        (change("runs", "b", "bound", value="\n"), r"runs.b.bound must be text, got '\n';"),
         (change("runs", "a", "words", "0", value="hydra.searchpath=[/tmp]"), "where files lie"),
         (change("runs", "a", "words", "0", value="no_such=1"), "no_such"),
         (

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from helpers.listed import names
-from sim.results.folders import check_writable, folder_for, forget, locked, own_folder
+from sim.results.folders import (
+    check_can_be_made,
+    check_writable,
+    folder_for,
+    forget,
+    locked,
+    own_folder,
+)
 from sim.values.places import ROOT, is_free, is_unfinished
 
 
@@ -250,3 +257,35 @@ def test_a_block_that_puts_its_folder_there_at_once_finds_it_empty(tmp_path: Pat
     with own_folder(place, at_once=True):
         draft.rename(place)
     assert names(tmp_path) == ["place", "place/deep", "place/deep/old", "place/link"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work_and_nothing_is_made(
+    tmp_path: Path,
+) -> None:
+    check_can_be_made(tmp_path / "new" / "below")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "new", Path("/proc/new"), Path("/proc/a/b")):
+        with pytest.raises(
+            OSError, match=rf"output_dir={place} cannot be written .*choose another"
+        ):
+            check_can_be_made(place)
+
+
+def test_commands_whose_folder_appears_whole_ask_first_whether_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from capture.__main__ import main as capture
+    from capture.import_trace import main as import_trace
+    from capture.synthesize import main as synthesize
+
+    (tmp_path / "a.csv").write_text("no columns\n", encoding="utf-8")
+    facts = ("model=m", "experts=4", "hidden=8", "expert_intermediate=8", "licence=own")
+    imported = ["format=csv", f"path={tmp_path / 'a.csv'}", *facts]
+    for main, words in (
+        (import_trace, imported),
+        (synthesize, ["like=mixtral_8x7b", "tokens=2", "sequences=1"]),
+        (capture, ["model=nowhere/x", "prompts=heldout"]),
+    ):
+        assert main([*words, "output_dir=/proc/new"]) == 2
+        assert "output_dir=/proc/new cannot be written" in capsys.readouterr().err

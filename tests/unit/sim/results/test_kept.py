@@ -111,6 +111,17 @@ def test_shares_of_quality_that_were_changed_are_refused(
         read_summary(_written(tmp_path / "run", told))
 
 
+def test_a_folder_that_is_closed_to_the_user_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(folder: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("sim.results.kept.is_unfinished", closed)
+    with pytest.raises(ValueError, match=rf"^{tmp_path} cannot be read .*denied.*; let it be read"):
+        read_summary(tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_told_from_one_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no run: no summary\.json is in it; name what"):
         read_summary(tmp_path)
