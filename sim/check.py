@@ -48,6 +48,7 @@ from sim.process.interrupts import telling
 from sim.process.progress import tracked
 from sim.traces.residency_log import ResidencyLog, read_log
 from sim.traces.trace import DECODE
+from sim.values.types import CapacityError
 from sim.values.units import part_of
 from sim.verbs.words import is_place
 
@@ -129,6 +130,11 @@ def check(replayer: Replayer, contract: Contract, budget_bytes: int) -> Verdict:
     """Replay the log under one contract."""
     try:
         replay = replayer.replay(contract, budget_bytes)
+    except CapacityError as error:
+        # Its way out is a run's, which has other words.
+        told = str(error).partition("; raise ")[0]
+        why = f"{told}; raise budget=, or choose a scope with fewer pools"
+        return Verdict(contract, None, None, why)
     except ValueError as error:
         return Verdict(contract, None, None, str(error))
     return Verdict(contract, deviations(replayer.log, replay), replay)
@@ -356,7 +362,13 @@ def main(arguments: Sequence[str]) -> int:
     """Print the answer; return the exit status that the module's docstring states."""
     try:
         directory, budget, contracts = parse(arguments)
-        replayer = Replayer(read_log(directory))
+        log = read_log(directory)
+        if budget < (largest := max(log.expert_bytes)):
+            raise ValueError(
+                f"budget={budget} B holds no expert: the log's take up to {largest} B; give what the"
+                " engine's cache may hold"
+            )
+        replayer = Replayer(log)
     except (ValueError, OSError) as error:
         print(f"check: {error}", file=sys.stderr)
         return 2

@@ -249,6 +249,10 @@ def _needed(
             f"{target:g} tokens/s are reached at {', '.join(f'{value:g}' for value in enough)}"
             if enough
             else f"no point reaches {target:g} tokens/s"
+            if len(ran) > 1
+            else f"{question.amount.format(ran[0])}, the one point that ran, gives"
+            f" {speed(found[low]):.3g} of {target:g} tokens/s; name several in values= to learn what"
+            " they need"
         )
         return BreakEven("target", enough[-1] if enough else None, low, high, None, told)
     cross: Crossing = crossing(over, low, high)

@@ -149,6 +149,15 @@ def test_between_precisions_there_is_nothing(target: float, value: float | None,
 
 def test_of_one_point_or_none_only_that_is_told() -> None:
     assert needed(3.0, 3.0).told == "3 tokens/s are reached at 1"
+    assert needed(4.0, 3.0) == BreakEven(
+        "target",
+        None,
+        1.0,
+        1.0,
+        None,
+        "a link of 1 GB/s (peak), the one point that ran, gives 3 of 4 tokens/s; name several in"
+        " values= to learn what they need",
+    )
     bench: Any = Stated(lambda value: value)
     other = {4096.0: {"4.5 bits": trial(9.0)}}
     assert _needed(LINK, 1.0, bench, other, "16 bits") == BreakEven(

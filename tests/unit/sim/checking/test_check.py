@@ -235,7 +235,7 @@ def test_an_argument_that_cannot_be_is_refused(
     [
         (["policy=belady"], "needs the future"),
         (["policy=lru", "initial=warm"], "unknown initial cache 'warm'"),
-        (["policy=lru", "budget=9"], "one token"),
+        (["policy=lru", "budget=9"], "budget=9 B holds no expert: the log's take up to 10 B; give"),
         (["policy=lru", "retention=never"], "loader.retention=never is unknown"),
     ],
 )
@@ -245,6 +245,19 @@ def test_contracts_that_cannot_be_replayed_are_refused_by_name(
     given = options if "budget" in options[-1] else [*options, "budget=20"]
     assert main([str(write(tmp_path)), *given]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_budget_that_is_short_for_its_pools_has_a_way_out_of_this_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut(columns: dict[str, Any]) -> None:
+        columns["resident"], columns["loaded_bytes"] = [False] * 6, [10] * 6
+
+    log = write(tmp_path, cut, lookups=LOOKUPS[:6], sites=2)
+    assert main([str(log), "policy=lru", "scope=site", "budget=19"]) == 2
+    told = capsys.readouterr().err
+    assert "but one token may need 1 experts of 10 B = 10 B there; raise budget=, or" in told
+    assert "loader." not in told.replace("loader.retention", "")
 
 
 def _set(name: str, place: int, value: object) -> Change:
