@@ -99,10 +99,12 @@ class ReportedRun:
             found: Mapping[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
             for name in ("sites", "experts"):
                 int(found["model"][name])
+            for section in ("workload", "hardware"):
+                dict(found.get(section) or {})
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             told = " ".join(str(error).split())
             raise ValueError(
-                f"{place} is no configuration of a run: its model has no sites and experts ({told});"
+                f"{place} is no configuration of a run: its sections lack what they must have ({told});"
                 f" {RUN_AGAIN}"
             ) from None
         return found

@@ -105,6 +105,32 @@ def test_what_is_on_the_device_is_known_from_all_files_of_a_run_without_staging(
         assert [list(one) for one in found] == [[0, 1e-9, 2e-9], [2, 1, 2]]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "model: [",
+        "model: {sites: 2}",
+        "model: {sites: x, experts: 3}",
+        "model: {sites: 2, experts: 3}\nworkload: 5",
+        "model: {sites: 2, experts: 3}\nhardware: .nan",
+    ],
+)
+def test_a_configuration_that_was_changed_is_told_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"config\.yaml is no configuration of a run") as refused:
+        _ = run_in(tmp_path).config
+    assert "\n" not in str(refused.value)
+
+
+def test_tokens_of_a_sequence_that_is_not_there_are_told(tmp_path: Path) -> None:
+    TOKENS.write_parquet(tmp_path / "tokens.parquet")
+    SEQUENCES.head(1).write_parquet(tmp_path / "sequences.parquet")
+    with pytest.raises(ValueError, match=r"sequences\.parquet lacks sequence "):
+        _ = run_in(tmp_path).decode_ns
+
+
 @pytest.mark.parametrize("key", SHAPE)
 def test_every_key_that_a_report_reads_is_asked_for(key: str, tmp_path: Path) -> None:
     content = summary()
