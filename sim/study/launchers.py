@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -100,15 +101,30 @@ class Pool:
 
     def __enter__(self) -> Self:
         context = _context()
-        self._pool = ProcessPoolExecutor(self.workers, context, begin_work)
-        if context.get_start_method() == "fork":
-            # Started now, before this process has threads of its own, or holds locks and files that
-            # workers must not inherit.
-            with warnings.catch_warnings():
-                # Python warns of any thread when it forks; those of this process are known.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._pool.submit(os.getpid)
+        with self._starting():
+            self._pool = ProcessPoolExecutor(self.workers, context, begin_work)
+            if context.get_start_method() == "fork":
+                # Started now, before this process has threads of its own, or holds locks and files
+                # that workers must not inherit.
+                with warnings.catch_warnings():
+                    # Python warns of any thread when it forks; those of this process are known.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    self._pool.submit(os.getpid)
         return self
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Raise ChildProcessError where the block cannot start a worker."""
+        try:
+            yield
+        except BrokenProcessPool:
+            raise
+        except (OSError, RuntimeError) as error:
+            self._end_workers()
+            raise ChildProcessError(
+                f"workers={self.workers}: the system starts no more processes or threads ({error});"
+                " take fewer workers, or raise the limit (ulimit -u)"
+            ) from error
 
     def __exit__(self, *_: object) -> None:
         self._close()
@@ -143,7 +159,8 @@ class Pool:
                 while len(running) < self.workers * ON_THE_WAY and (
                     handed := list(islice(cells, 1))
                 ):
-                    future = pool.submit(run_cell, study, handed[0], str(output_dir))
+                    with self._starting():
+                        future = pool.submit(run_cell, study, handed[0], str(output_dir))
                     running[future] = handed.pop()
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -164,10 +181,12 @@ class Pool:
             self._close()
         finally:
             if not is_over:
-                # The caller gave up: do not wait for what runs.
-                for process in multiprocessing.active_children():
-                    process.terminate()
-                self._close()
+                self._end_workers()  # The caller gave up: do not wait for what runs.
+
+    def _end_workers(self) -> None:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        self._close()
 
     def _close(self) -> None:
         if self._pool is not None:

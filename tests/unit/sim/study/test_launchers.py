@@ -297,3 +297,27 @@ def test_where_no_server_can_fork_processes_are_started_anew(
 ) -> None:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert launchers._server().get_start_method() == "spawn"
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(11, "no more"), RuntimeError("no thread")])
+@pytest.mark.parametrize("way", ["fork", "forkserver"])
+def test_a_system_that_starts_no_more_processes_is_told_with_the_way_out(
+    way: str, error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    closed: list[bool] = []
+
+    class Full:
+        def __init__(self, *words: Any) -> None: ...
+
+        def submit(self, *words: Any) -> None:
+            raise error
+
+        def shutdown(self, **options: Any) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(launchers, "ProcessPoolExecutor", Full)
+    monkeypatch.setattr(launchers, "_context", lambda: multiprocessing.get_context(way))
+    told = r"^workers=3: the system starts no more processes .*no .*; take fewer workers, or raise"
+    with pytest.raises(ChildProcessError, match=told), Pool(3) as pool:
+        list(pool.run("s", [SimpleNamespace()], tmp_path))  # type: ignore[list-item]
+    assert closed == [True]
