@@ -140,6 +140,10 @@ def _check_names(refuse: Refuse, place: str, names: list[str]) -> None:
     rule = f"must name the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
     way = f"add {'them' if missing[1:] else 'it'}: {EXAMPLE}"
     way = APART if len(names) == 1 and re.search("[;\\t]", names[0]) else way
+    if {*NEEDED_COLUMNS} <= {name.strip(" \"'").lower() for name in names}:
+        way = "write the names in lower case, without quotes and blanks, and values so, too"
+    elif any("\r" in name for name in names):
+        way = "end each line with LF or CRLF: a lone CR ends none"
     refuse(place, bool(missing), ",".join(names), rule, way)
     known = ", ".join((*NEEDED_COLUMNS, *OPTIONAL_COLUMNS))
     for name in names:

@@ -416,3 +416,24 @@ def test_a_packed_file_is_to_be_unpacked(tmp_path: Path, name: str) -> None:
     path.write_bytes(gzip.compress(path.read_bytes()))
     error = str(refusal(name, path))
     assert error.endswith("file is 'packed (gzip)', must be text; unpack it first")
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        ('"sequence","position","phase","site","experts"\n', "in lower case, without quotes"),
+        ("sequence, position, phase, site, experts\n", "in lower case, without quotes and blanks"),
+        ("SEQUENCE,POSITION,PHASE,SITE,EXPERTS\n", "write the names in lower case"),
+        (
+            "sequence,position,phase,site,experts\r0,0,prefill,0,1 2",
+            "end each line with LF or CRLF",
+        ),
+    ],
+)
+def test_names_that_are_only_written_otherwise_are_told_how(
+    head: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "routes.csv"
+    path.write_bytes(head.encode())
+    with pytest.raises(TraceError, match=told):
+        FORMATS["csv"].read(make_request({"path": str(path), **FACTS}), untracked)
