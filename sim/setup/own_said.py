@@ -41,12 +41,6 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
     and for an object that is no policy of its section.
     """
     for section, policy in policies.items():
-        made: type = type(policy)
-        if made is dict:
-            raise ValueError(
-                f"{section}: the chosen file has no _target_, the class that it makes; add"
-                " _target_: MODULE.CLASS to it"
-            )
         at, interface = Answers(section, policy), INTERFACES[section]
         names = {name for name in dir(interface) if not name.startswith("_")}
         names |= {*interface.__annotations__}
