@@ -16,8 +16,9 @@ OWN = ("sim", "real", "capture")
 PAGE = "docs/add_policy.md and sim/policies/base.py say what it must answer"
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = tuple(f"{_ROOT / name}/" for name in OWN)
-_PACKAGES = (*_FOLDERS, *(get_path(name) for name in ("stdlib", "purelib", "platlib")))
-"""Where nobody looks for the mistake of a policy of his own."""
+_MADE = "<string>"
+_PACKAGES = (*_FOLDERS, *(get_path(name) for name in ("stdlib", "purelib", "platlib")), _MADE)
+"""Where nobody looks for the mistake of a policy of his own. `_MADE` is what ``dataclass`` writes."""
 
 
 def is_own(cls: type) -> bool:
