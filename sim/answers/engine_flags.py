@@ -285,12 +285,12 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
 
 def _reserved(flags: Flags, run: Run, given: Sequence[str]) -> Iterator[str]:
     """What the engine sets aside beside what every run does: room for the logits of a micro-batch's
-    rows, though it computes those of the last one.
+    rows, though it computes those of the last one. They come into the memory that staging had.
     """
     if not any(_key(word) == RESERVED for word in given):
         rows = min(flags.micro_batch, flags.context or flags.micro_batch)
-        logits_gib = rows * run.model.vocab * LOGIT_BYTES / GIB
-        yield f"{RESERVED}={run.hardware.reserved_gib + logits_gib!r}"
+        beyond = max(0, rows * run.model.vocab * LOGIT_BYTES - run.ledger.staging_bytes)
+        yield f"{RESERVED}={run.hardware.reserved_gib + beyond / GIB!r}"
 
 
 def _check_kinds(flags: Flags, model: Model) -> None:

@@ -222,7 +222,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "system=llama_cpp_n_cpu_moe",
                 "cache.quotas.n_cpu_moe=3",
                 "budget.slots_gib=1.5",
-                "hardware.reserved_gib=2.5",
+                "hardware.reserved_gib=2.484375",
                 "workload.prefill_chunk=512",
                 "model=x",
             ],
@@ -235,7 +235,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "cache.cache.quotas.n_cpu_moe=0",
                 "cache.cache.quotas.overrides=['a=CPU','b']",
                 "budget.slots_gib=1.75",
-                "hardware.reserved_gib=0.53515625",  # no more rows than the context has
+                "hardware.reserved_gib=0.51953125",  # no more rows than the context has
                 "workload=continuous_4",
                 "workload.together=2",
                 "workload.prefill_chunk=16",
@@ -255,7 +255,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "system=llama_cpp_cache",
                 "cache.cache.quotas.n_cpu_moe=0",
                 "budget.slots_gib=2.0",
-                "hardware.reserved_gib=0.5078125",
+                "hardware.reserved_gib=0.5",
                 "workload=continuous_4",
                 "workload.together=2",
                 "workload.prefill_chunk=512",
@@ -270,7 +270,9 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
 def test_the_words_of_a_line_by_hand(
     flags: Flags, given: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole layers take 1.5 GiB of all bytes; a cache comes on top. The logits of a row take 1/256 GiB."""
+    """Whole layers take 1.5 GiB of all bytes; a cache comes on top. The logits of a row take 1/256 GiB,
+    of which 1/64 GiB is where staging was.
+    """
     asked: list[list[str]] = []
 
     def prepared(of: list[str]) -> Any:
@@ -279,7 +281,7 @@ def test_the_words_of_a_line_by_hand(
             SimpleNamespace(latent=None, vocab=1 << 20),
             SimpleNamespace(reserved_gib=0.5),
         )
-        ledger = SimpleNamespace(slot_bytes=3 << 29)
+        ledger = SimpleNamespace(slot_bytes=3 << 29, staging_bytes=1 << 24)
         return SimpleNamespace(ledger=ledger, model=model, hardware=hardware)
 
     monkeypatch.setattr(engine_flags, "prepared", prepared)
@@ -376,11 +378,13 @@ def test_what_no_flag_of_the_line_says_is_said_by_a_word() -> None:
 
 # Contracts: C154
 def test_room_for_logits_is_the_users_own_where_they_say_what_is_set_aside() -> None:
-    vocab, rows = run_of("").model.vocab, 64
-    assert run_of(f"-ub {rows}").hardware.reserved_gib == pytest.approx(
-        0.5 + rows * vocab * 4 / (1 << 30), abs=1e-12
-    )
-    assert run_of(f"-ub {rows}", "hardware.reserved_gib=0.25").hardware.reserved_gib == 0.25
+    """The bundled model's staging, 8 projections of 30,720 B, has room for the logits of 30 rows: each
+    has 2,048 numbers.
+    """
+    assert run_of("-ub 30").hardware.reserved_gib == 0.5
+    found = run_of("-ub 64").hardware.reserved_gib
+    assert found == pytest.approx(0.5 + 34 * 2_048 * 4 / (1 << 30), abs=1e-12)
+    assert run_of("-ub 64", "hardware.reserved_gib=0.25").hardware.reserved_gib == 0.25
 
 
 def test_a_run_takes_flags_for_the_words_that_they_stand_for(

@@ -63,7 +63,8 @@ def test_a_packed_run_has_the_rows_of_one_that_is_not(
 @pytest.mark.alike
 @pytest.mark.parametrize("system", names("system"))
 def test_where_moves_are_simple_no_transfer_needs_more_questions(system: str) -> None:
-    config, name = configure(f"system={system}", "trace.max_sequences=1")
+    words = f"system={system}", "trace.max_sequences=1", "hardware.memory_gib=96"
+    config, name = configure(*words)
     run = build(config, name)
     simulate(run.controller, run.workload, run.durations)
     if run.controller.simple.moves:
