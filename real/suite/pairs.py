@@ -30,6 +30,8 @@ QUANTITIES = (TOKEN, STEP, ONE, STALL, IO, READ)
 """What took the time: in the mean of a run, a token after the first, a step or a token of the prompt; or
 one token.
 """
+MEANS = (TOKEN, STEP, READ)
+"""Those that are the mean of a run."""
 CONTROLS = ("rates_1.1", "rates_0.9", "contention_off")
 """Machines that are wrong on purpose: all rates, or who slows whom."""
 DIGITS = 7

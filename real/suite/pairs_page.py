@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from real.suite.gather import CALIBRATION, HALF, basis_of
-from real.suite.pairs import ONE, READ, STALL, STEP, TOKEN, Group, Pair, groups
+from real.suite.pairs import MEANS, ONE, STALL, Group, Pair, groups
 from real.suite.prediction import Line, Row, lines
 from sim.results.labels import Labels, write_on
 from sim.results.looks import COLOURS, MARKERS, looks, save
@@ -73,7 +73,7 @@ HEAD = ("machine", "predicted from", "time of", "scored", "median", "worst", "me
 
 def cells(group: Group) -> tuple[str, ...]:
     """A line of the table of errors, as `HEAD` names it."""
-    of_runs = f"a {group.quantity}" if group.quantity in (TOKEN, STEP, READ) else group.quantity
+    of_runs = f"a {group.quantity}" if group.quantity in MEANS else group.quantity
     first = group.machine, group.basis, of_runs
     if not group.errors:
         return (*first, "0", "", "", "", str(group.others))
@@ -116,7 +116,7 @@ def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
     """Draw every pair but waits, predicted over measured; write the figure beside ``stem``. Colours
     tell what a prediction is made of, marks where it ran.
     """
-    shown = [pair for pair in pairs if pair.quantity in (TOKEN, STEP, ONE, READ)]
+    shown = [pair for pair in pairs if pair.quantity in (*MEANS, ONE)]
     colours = _each(map(attrgetter("basis"), shown), COLOURS)
     marks = _each(map(_place, shown), MARKERS)
     with looks(stem.name) as plt:

@@ -289,8 +289,9 @@ def _reserved(flags: Flags, run: Run, given: Sequence[str]) -> Iterator[str]:
     """
     if not any(_key(word) == RESERVED for word in given):
         rows = min(flags.micro_batch, flags.context or flags.micro_batch)
-        beyond = max(0, rows * run.model.vocab * LOGIT_BYTES - run.ledger.staging_bytes)
-        yield f"{RESERVED}={run.hardware.reserved_gib + beyond / GIB!r}"
+        beyond = rows * run.model.vocab * LOGIT_BYTES - run.ledger.staging_bytes
+        if beyond > 0:
+            yield f"{RESERVED}={run.hardware.reserved_gib + beyond / GIB!r}"
 
 
 def _check_kinds(flags: Flags, model: Model) -> None:

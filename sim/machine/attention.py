@@ -35,16 +35,18 @@ class LatentAttention:
         out_of_cache = self.kv_rank * heads * (self.nope_dim + self.value_dim)
         return into_queries + into_cache + out_of_cache + heads * self.value_dim * hidden
 
-    def pair_flops(self, *, unfolded: bool) -> int:
-        """The operations of one head for each pair of a token and one that it attends to."""
-        if unfolded:
-            return 2 * (self.nope_dim + self.rope_dim + self.value_dim)
-        return 2 * (2 * self.kv_rank + self.rope_dim)
+    def flops(self, pairs: float, earlier: int) -> float:
+        """The operations of one head, its projections left out. ``pairs``: of a row and a token that
+        it attends to; ``earlier``: how many of these tokens are no rows of the step.
 
-    @property
-    def unfolding_flops(self) -> int:
-        """The operations of one head that unfold the keys and values of one token."""
-        return 2 * self.kv_rank * (self.nope_dim + self.value_dim)
+        Keys and values are used as they are, or all are unfolded first: whichever takes fewer
+        operations (contract C81). Rows unfold their own by a projection that is counted with the
+        others.
+        """
+        compressed = 2 * (2 * self.kv_rank + self.rope_dim) * pairs
+        unfolded = 2 * (self.nope_dim + self.rope_dim + self.value_dim) * pairs
+        unfolding = 2 * self.kv_rank * (self.nope_dim + self.value_dim) * earlier
+        return min(compressed, unfolded + unfolding)
 
 
 def attended_tokens(context: int, rows: int, window: int) -> float:

@@ -294,20 +294,10 @@ class Model:
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     def attention_flops(self, pairs: float, earlier: int) -> float:
-        """The operations of one layer's attention, its projections left out.
-
-        ``pairs``: of a row and a token that it attends to; ``earlier``: how many of these tokens are
-        no rows of the step. Compressed keys and values (``latent``) are used as they are, or all
-        are unfolded first: whichever takes fewer operations (contract C81).
-        """
-        if self.latent is None:
-            return 4 * self.heads * self.head_dim * pairs
-        unfolded = self.latent.pair_flops(unfolded=True) * pairs
-        return self.heads * min(
-            self.latent.pair_flops(unfolded=False) * pairs,
-            # Rows unfold their own by a projection that is counted with the others.
-            unfolded + self.latent.unfolding_flops * earlier,
-        )
+        """The operations of one layer's attention, as `LatentAttention.flops` has them of a head."""
+        if self.latent is not None:
+            return self.heads * self.latent.flops(pairs, earlier)
+        return 4 * self.heads * self.head_dim * pairs
 
     @property
     def cross_kv_params(self) -> int:

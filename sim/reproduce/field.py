@@ -82,7 +82,7 @@ class Published:
 
     @property
     def is_prompt(self) -> bool:
-        return bool(prompt_of(self.words))
+        return prompt_of(self.words) > 0
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ def published(place: Path = FILE) -> list[Published]:
                 hits = float(row["hit_ratio"]) if row["hit_ratio"] else None
                 drawn, own = tuple(row["drawn"].split()), tuple(row["words"].split())
                 rate, words = float(row["tokens_per_s"]), own and (*own, *drawn)
-                int(prompt_of(words) or 1)
+                prompt = prompt_of(words)
                 told = row["id"], row["source"], row["machine"], rate, hits, words
                 one = Published(*told, row["fitted_on"], row["baseline"], drawn)
             except (KeyError, ValueError, AttributeError) as error:
                 raise ValueError(f"{place}:{number}: {row} is no published run ({error})") from None
-            if rate <= 0 or not one.source.startswith("https://") or not words:
+            if rate <= 0 or prompt < 0 or not one.source.startswith("https://") or not words:
                 raise ValueError(f"{place}:{number}: {row} needs a rate, a source and words")
             if bool(drawn) != bool(one.fitted_on):
                 raise ValueError(
@@ -132,9 +132,9 @@ def like_of(words: Sequence[str]) -> str:
     return _said(words, LIKE_KEY) or LIKE
 
 
-def prompt_of(words: Sequence[str]) -> str:
-    """How many tokens a run reads whose speed is a prompt's; empty where it is that of decoding."""
-    return _said(words, PROMPT_KEY)
+def prompt_of(words: Sequence[str]) -> int:
+    """How many tokens a run reads whose speed is a prompt's; 0 where it is that of decoding."""
+    return int(_said(words, PROMPT_KEY) or 0)
 
 
 def _said(words: Sequence[str], key: str) -> str:
@@ -162,7 +162,7 @@ def check_gates(gates: Path, of: Sequence[Published]) -> None:
         if not (trace / HEADER_FILE).exists():
             made = "tokens=256 sequences=24"
             if one.is_prompt:
-                longest = max(int(prompt_of(o.words) or 0) for o in of if like_of(o.words) == like)
+                longest = max(prompt_of(o.words) for o in of if like_of(o.words) == like)
                 made = f"tokens=1 sequences=1 prompt_tokens={longest} lookahead=0"
             raise ValueError(
                 f"{trace} has no trace, and published runs need gates like those of {like}: make"

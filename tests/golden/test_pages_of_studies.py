@@ -20,6 +20,7 @@ from sim.reproduce.field import GATES, LIKE, NEXT
 from sim.reproduce.roles import PAPERS
 from sim.results.paired import paired
 from sim.study.trials import trial
+from sim.traces.reading import read_trace
 from sim.values.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -74,6 +75,21 @@ def test_published_runs_come_out_as_the_page_says(
     page = {without_gaps(" ".join(row)) for row in rows(DOCS / "field.md")}
     assert [line for line in printed if without_gaps(line) not in page] == []
     assert len(printed) > 100
+
+
+def test_prompts_need_as_many_experts_as_the_page_says(tmp_path: Path) -> None:
+    told = f"like={NEXT} tokens=1 sequences=1 prompt_tokens={PROMPTS[NEXT]} lookahead=0"
+    assert Shell(tmp_path, {}).run(f"moelab synthesize {told} output_dir=gates").status == 0
+    ids = read_trace(tmp_path / "gates").ids
+    _, sites, _ = ids.shape
+    shares = []
+    for tokens in (67, 328, 1022, 4096):
+        chunks = range(0, PROMPTS[NEXT] - tokens + 1, tokens)
+        unions = [len(np.unique(ids[at : at + tokens, s])) for at in chunks for s in range(sites)]
+        shares.append(f"{100 * np.mean(unions) / 512:.0f}")
+    page = (DOCS / "field.md").read_text(encoding="utf-8")
+    assert "Here they need {}, {} and {} %:".format(*shares) in page
+    assert f"tokens need {shares[-1]} % of the experts" in page
 
 
 @pytest.mark.parametrize("paper", PAPERS)

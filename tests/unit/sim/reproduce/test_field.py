@@ -205,6 +205,7 @@ def test_in_80_columns_nothing_of_a_run_is_cut() -> None:
         ("a,hearsay,c,1,,,,,system=lru", r":2: .* needs a rate, a source and words"),
         ("a,https://b,c,1,,,,,", r":2: .* needs a rate, a source and words"),
         ("a,https://b,c,1,,,,,system=lru prompt=all", r":2: .* is no published run"),
+        ("a,https://b,c,1,,,,,system=lru prompt=-1", r":2: .* needs a rate, a source and words"),
         ("a,https://b,c,1,,,b,,system=lru", r":2: .* \(drawn=none\) and .* \(fitted_on=b\)"),
         ("a,https://b,c,1,,,,x=2,system=lru", r":2: .* \(drawn=x=2\) and .* \(fitted_on=none\)"),
     ],
