@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sim.answers.graph_memory import graph_bytes, window_bytes
 from sim.machine.model import Model
 from sim.policies.tensor_overrides import EXPERTS
 from sim.results.run import Run
@@ -76,7 +77,6 @@ FLASH = {
 """The values of ``-fa``. ``auto`` is on where values are quantised (``src/llama-context.cpp``)."""
 STATE_BITS = 32
 """Bits of an activation that crosses to another GPU."""
-LOGIT_BYTES = 4
 RESERVED = "hardware.reserved_gib"
 OWNED = ("system", "cache", "placement", "loader", "budget")
 """What the flags choose, and no other word may."""
@@ -100,6 +100,7 @@ class Flags:
     before it. ``n_cpu_moe`` counts after all patterns. ``context`` is that of all ``parallel``
     sequences together; None: the trace's own. ``cache_mib``: the GPU cache of experts. ``split``
     has a number for each GPU, in the proportion of which they have layers; () for one GPU.
+    ``flash``: attention does not keep its scores.
     """
 
     context: int | None = None
@@ -111,6 +112,7 @@ class Flags:
     patterns: tuple[str, ...] = ()
     cache_mib: int = 0
     split: tuple[float, ...] = ()
+    flash: bool = True
 
     def line(self) -> str:
         """The flags as they are typed, with ``-ngl all``."""
@@ -133,6 +135,8 @@ class Flags:
             words += ["--n-cpu-moe", str(self.n_cpu_moe)]
         if self.cache_mib:
             words += ["--moe-cache-mib", str(self.cache_mib)]
+        if not self.flash:
+            words += ["-fa", "off"]
         return shlex.join(words)
 
 
@@ -178,7 +182,7 @@ def read_flags(text: str) -> Flags:
             found[meaning] = max(_whole(name, value, 0), found.get(meaning, 0))
         elif meaning != "nothing":
             found[meaning] = _whole(name, value, 0 if meaning == "cache_mib" else 1)
-    _check_flash(found.pop("flash", True), found.get("values", "f16"))
+    _check_flash(found.get("flash", True), found.get("values", "f16"))
     found["micro_batch"] = min(found.get("micro_batch", MICRO_BATCH), found.pop("batch", BATCH))
     return Flags(patterns=tuple(patterns), **found)
 
@@ -284,14 +288,20 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
 
 
 def _reserved(flags: Flags, run: Run, given: Sequence[str]) -> Iterator[str]:
-    """What the engine sets aside beside what every run does: room for the logits of a micro-batch's
-    rows, though it computes those of the last one. They come into the memory that staging had.
+    """What the engine sets aside for a micro-batch, beyond the ledger's staging, activations and
+    windows.
     """
-    if not any(_key(word) == RESERVED for word in given):
-        rows = min(flags.micro_batch, flags.context or flags.micro_batch)
-        beyond = rows * run.model.vocab * LOGIT_BYTES - run.ledger.staging_bytes
-        if beyond > 0:
-            yield f"{RESERVED}={run.hardware.reserved_gib + beyond / GIB!r}"
+    if any(_key(word) == RESERVED for word in given):
+        return
+    ledger, most = run.ledger, flags.micro_batch
+    context = (flags.context or run.workload.limits.tokens) // flags.parallel
+    rows = min(most, flags.context or most)
+    staged_bytes = ledger.staging_bytes
+    taken = graph_bytes(run.model, rows, context, staged_bytes=staged_bytes, flash=flags.flash)
+    beyond = max(0, taken - staged_bytes - ledger.activation_bytes)
+    beyond += flags.parallel * window_bytes(run.model, most, context)
+    if beyond:
+        yield f"{RESERVED}={run.hardware.reserved_gib + beyond / GIB!r}"
 
 
 def _check_kinds(flags: Flags, model: Model) -> None:

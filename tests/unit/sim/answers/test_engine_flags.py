@@ -14,6 +14,7 @@ from sim.answers.engine_flags import KV_BITS, Flags, read_flags, words_of
 from sim.results.run import Run
 from sim.setup.execute import execute
 from sim.study.trials import prepared
+from sim.values.units import GIB
 from sim.verbs.asking import KV
 
 SMALL = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=2")
@@ -255,6 +256,7 @@ def test_a_block_of_32_numbers_takes_their_bits_and_16_for_each_of_its_scales() 
                 "system=llama_cpp_cache",
                 "cache.cache.quotas.n_cpu_moe=0",
                 "budget.slots_gib=2.0",
+                f"hardware.reserved_gib={0.5 + 2 * 4 / GIB}",  # two rows' masks of a token
                 "workload=continuous_4",
                 "workload.together=2",
                 "workload.prefill_chunk=512",
@@ -277,11 +279,17 @@ def test_the_words_of_a_line_by_hand(
     def prepared(of: list[str]) -> Any:
         asked.append(of)
         model, hardware = (
-            SimpleNamespace(latent=None, vocab=1 << 20),
+            SimpleNamespace(
+                latent=None,
+                vocab=1 << 20,
+                **dict.fromkeys(("hidden", "top_k", "expert_intermediate"), 0),
+                kv_bytes_by_window=dict,
+            ),
             SimpleNamespace(reserved_gib=0.5),
         )
-        ledger = SimpleNamespace(slot_bytes=3 << 29, staging_bytes=1 << 24)
-        return SimpleNamespace(ledger=ledger, model=model, hardware=hardware)
+        ledger = SimpleNamespace(slot_bytes=3 << 29, staging_bytes=1 << 24, activation_bytes=0)
+        workload = SimpleNamespace(limits=SimpleNamespace(tokens=0))
+        return SimpleNamespace(ledger=ledger, model=model, hardware=hardware, workload=workload)
 
     monkeypatch.setattr(engine_flags, "prepared", prepared)
     assert words_of(flags, given) == words
@@ -377,14 +385,26 @@ def test_what_no_flag_of_the_line_says_is_said_by_a_word() -> None:
 
 
 # Contracts: C154
-def test_room_for_logits_is_the_users_own_where_they_say_what_is_set_aside() -> None:
-    """The bundled model's staging, 8 projections of 30,720 B, has room for the logits of 30 rows: each
-    has 2,048 numbers.
+def test_room_for_a_micro_batch_is_the_users_own_where_they_say_what_is_set_aside() -> None:
+    """The bundled model's 34 tokens of prompt and 2 decoded ones. 30 rows need most at experts: 36 + 496
+    + 384 numbers each, beside what is uploaded. 64 need most at the head: 2,176 numbers, of which the
+    staging of 8 projections of 30,720 B is a part. The ledger counts 1,984 B of a row already.
     """
-    assert run_of("-ub 30").hardware.reserved_gib == 0.5
-    found = run_of("-ub 64").hardware.reserved_gib
-    assert found == pytest.approx(0.5 + 34 * 2_048 * 4 / (1 << 30), abs=1e-12)
+    at_experts = 30 * 4 * (36 + 496 + 384) - 30 * 1_984
+    assert run_of("-ub 30").hardware.reserved_gib == 0.5 + at_experts / GIB
+    at_head = 64 * 4 * 2_176 - 8 * 30_720 - 34 * 1_984
+    assert run_of("-ub 64").hardware.reserved_gib == 0.5 + at_head / GIB
     assert run_of("-ub 64", "hardware.reserved_gib=0.25").hardware.reserved_gib == 0.25
+
+
+# Contracts: C154
+def test_without_flash_attention_scores_are_set_aside() -> None:
+    """4,096 tokens of context: each of 64 rows has 4 heads' scores of them, and a mask."""
+    row = 5 * 4_096 + 2 * (128 + 128)
+    beyond = 64 * 4 * row - 8 * 30_720 - 64 * 1_984
+    run = run_of("-ub 64 -c 4096 -fa off", "trace.max_sequences=1", "workload.prompt_tokens=64")
+    assert run.hardware.reserved_gib == 0.5 + beyond / GIB
+    assert read_flags("-fa off").line() == "-ngl all -fa off"
 
 
 def test_a_run_takes_flags_for_the_words_that_they_stand_for(

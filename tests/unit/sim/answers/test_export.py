@@ -229,8 +229,8 @@ def test_what_is_found_for_two_gpus_is_within_five_percent_of_every_set_of_layer
 # Contracts: C155
 @pytest.mark.thorough
 def test_the_layer_that_a_cache_serves_worst_stays_whole(three: tuple[str, ...]) -> None:
-    """6 GiB hold a layer and a cache. --n-cpu-moe 2 keeps the last layer, pins keep the middle one."""
-    given = (*three, "hardware.memory_gib=6", "hardware.cpu.memory_gb_per_s=2")
+    """6.1 GiB hold a layer and a cache. --n-cpu-moe 2 keeps the last layer, pins keep the middle one."""
+    given = (*three, "hardware.memory_gib=6.1", "hardware.cpu.memory_gb_per_s=2")
     search = exported(Flags(64), given, simulate)
     first, second = search.best()[:2]
     assert first.flags.patterns == (on_host((0, 2)),)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-from functools import cache
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
+from helpers.catalogue import conf
 from sim.machine.model import Model
-from sim.setup.sections import make_object
 from sim.values.places import ROOT
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -41,12 +39,6 @@ CATALOGUE = {
 """Name of the model: its file, and the published billions of parameters, in all and used by a
 token. The latter is left out where its authors count otherwise: DeepSeek-V2-Lite and gpt-oss
 without the input embedding."""
-
-
-@cache
-def conf(name: str) -> Model:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
 def all_experts(model: Model, precision: str) -> int:
