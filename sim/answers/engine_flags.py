@@ -284,7 +284,10 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
     if flags.cache_mib:
         layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
     slots_gib = max(1, whole.ledger.slot_bytes + flags.cache_mib * MIB) / GIB
-    return [*layers, f"budget.slots_gib={slots_gib!r}", *_reserved(flags, whole, given), *shared]
+    # Prompts attend to compressed keys and values, too (build_deepseek2: multi-query attention).
+    attention = ["++model.latent.unfolds=false"] if whole.model.latent is not None else []
+    reserved = _reserved(flags, whole, given)
+    return [*layers, f"budget.slots_gib={slots_gib!r}", *reserved, *attention, *shared]
 
 
 def _reserved(flags: Flags, run: Run, given: Sequence[str]) -> Iterator[str]:

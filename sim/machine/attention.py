@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.values.units import require_number
+from sim.values.units import require_flag, require_number
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class LatentAttention:
 
     ``query_rank`` is the width of compressed queries, 0 where they are not compressed. ``kv_rank``
     and ``rope_dim`` together are the width of what a layer caches. ``nope_dim``, ``rope_dim`` (of
-    queries) and ``value_dim`` are widths of one head.
+    queries) and ``value_dim`` are widths of one head. ``unfolds``: whether the engine may unfold all
+    keys and values before it attends to them.
     """
 
     query_rank: int
@@ -21,11 +22,13 @@ class LatentAttention:
     rope_dim: int
     nope_dim: int
     value_dim: int
+    unfolds: bool = True
 
     def __post_init__(self) -> None:
         for name in ("kv_rank", "rope_dim", "nope_dim", "value_dim"):
             require_number(f"model.latent.{name}", getattr(self, name), minimum=1, whole=True)
         require_number("model.latent.query_rank", self.query_rank, whole=True)
+        require_flag("model.latent.unfolds", self.unfolds)
 
     def params(self, hidden: int, heads: int) -> int:
         queries = heads * (self.nope_dim + self.rope_dim)
@@ -39,11 +42,13 @@ class LatentAttention:
         """The operations of one head, its projections left out. ``pairs``: of a row and a token that
         it attends to; ``earlier``: how many of these tokens are no rows of the step.
 
-        Keys and values are used as they are, or all are unfolded first: whichever takes fewer
-        operations (contract C81). Rows unfold their own by a projection that is counted with the
-        others.
+        Keys and values are used as they are, or all are unfolded first if the engine may:
+        whichever takes fewer operations (contract C81). Rows unfold their own by a projection that
+        is counted with the others.
         """
         compressed = 2 * (2 * self.kv_rank + self.rope_dim) * pairs
+        if not self.unfolds:
+            return compressed
         unfolded = 2 * (self.nope_dim + self.rope_dim + self.value_dim) * pairs
         unfolding = 2 * self.kv_rank * (self.nope_dim + self.value_dim) * earlier
         return min(compressed, unfolded + unfolding)

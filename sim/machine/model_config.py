@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from sim.machine.attention import LatentAttention
 from sim.machine.config_keys import (
@@ -182,10 +182,10 @@ def config_text(model: Model, source: Path) -> str:
 
 def _yaml(name: str, value: object) -> list[str]:
     if isinstance(value, LatentAttention):
-        inner = cast(dict[str, int], vars(value))
+        widths = (field for field in fields(value) if field.default is MISSING)
         return [
             f"{name}:",
             "  _target_: sim.machine.LatentAttention",
-            *(f"  {key}: {n}" for key, n in inner.items()),
+            *(f"  {field.name}: {getattr(value, field.name)}" for field in widths),
         ]
     return [f"{name}: {json.dumps(value)}"]

@@ -138,6 +138,15 @@ def test_keys_and_values_that_are_one_vector_have_one_type() -> None:
             words_of(read_flags(flags), words)
 
 
+# Contracts: C81 C154
+def test_prompts_attend_to_compressed_keys_and_values_as_they_are() -> None:
+    words = ("model=deepseek_v2_lite", "precision=q4_k_m", "trace.max_sequences=1")
+    latent = prepared(words_of(read_flags("--cpu-moe"), words)).model.latent
+    assert latent is not None
+    assert not latent.unfolds
+    assert run_of("--cpu-moe").model.latent is None
+
+
 # Contracts: C154
 def test_values_without_flash_attention_may_have_16_bits_and_keys_any() -> None:
     for flags in ("-fa off -ctk q8_0", "-fa off -ctv bf16", "-fa auto -ctv q8_0"):

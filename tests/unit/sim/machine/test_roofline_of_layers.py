@@ -5,6 +5,7 @@ The machine has 1 TFLOP/s and 100 GB/s.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from helpers.round_machine import compute, machine, small
@@ -80,11 +81,13 @@ def test_many_rows_unfold_compressed_keys_and_values() -> None:
     are, or 2 * (4 + 6 + 3) unfolded. Of the 50 tokens before them that is 2 * 10 * (4 + 3) more.
 
     So it is 200 * (10,050 * 26 + 50 * 140) = 53,660,000 FLOPs and not 104,520,000. The projections'
-    are 2 * 100 * 34,986 = 6,997,200.
+    are 2 * 100 * 34,986 = 6,997,200. An engine that never unfolds takes the larger number.
     """
     latent = LatentAttention(query_rank=0, kv_rank=10, rope_dim=6, nope_dim=4, value_dim=3)
     many = durations(latent=latent, heads=200, head_dim=10)
     assert list(many.dense_ns(step(100, 150, False))) == [53_660 + 6_997 + 2 * LAUNCH] * 3
+    kept = durations(latent=replace(latent, unfolds=False), heads=200, head_dim=10)
+    assert list(kept.dense_ns(step(100, 150, False))) == [104_520 + 6_997 + 2 * LAUNCH] * 3
 
 
 # Contracts: C151
