@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.values.units import require_flag, require_number
 
@@ -22,7 +22,7 @@ class LatentAttention:
     rope_dim: int
     nope_dim: int
     value_dim: int
-    unfolds: bool = True
+    unfolds: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("kv_rank", "rope_dim", "nope_dim", "value_dim"):
