@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.values.types import Route
-from sim.values.units import require_flag, require_number
+from sim.values.units import require_flag, require_number, require_range
 
 CHOICES: dict[str, tuple[str | int, ...]] = {
     "depth": ("all", "first_missing"),
@@ -66,6 +66,10 @@ class Loader:
       can do: it is a reference.
     - ``kernels``: ``by_layer`` computes a layer's experts in kernels that take them together, so that
       launches are a layer's and not an expert's.
+    - ``kernel_launches``: how many kernels compute a layer beside its experts; None: as many as the
+      machine's file says. ``kernel_memory_share``: at which share of the rate that the file says
+      these and the experts' read memory. ``kernel_row_share``: what each further row of up to eight
+      adds to their reading, as a share of the first one's (contract C81).
 
     Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
@@ -90,6 +94,9 @@ class Loader:
     write_back: bool = False
     copies: str = "pinned"
     kernels: str = "by_expert"
+    kernel_launches: int | None = None
+    kernel_memory_share: float = 1.0
+    kernel_row_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -107,6 +114,11 @@ class Loader:
             )
         for name in ("staging_slots", "dense_slots"):
             require_number(f"loader.{name}", getattr(self, name), whole=True)
+        if self.kernel_launches is not None:
+            require_number("loader.kernel_launches", self.kernel_launches, whole=True)
+        share = self.kernel_memory_share
+        require_range("loader.kernel_memory_share", share, 0.01, 1, "a share of the machine's rate")
+        require_range("loader.kernel_row_share", self.kernel_row_share, 0, 1, "a share of a row")
         if self.chunk_bytes is not None:
             require_number("loader.chunk_bytes", self.chunk_bytes, minimum=1, whole=True)
         budget = self.prefetch_budget

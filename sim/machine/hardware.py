@@ -317,6 +317,18 @@ class Hardware:
             )
         return replace(self, links=(slower, *outer), measured=measured)
 
+    def driven_by(self, launches: int | None, memory_share: float) -> Hardware:
+        """The same machine under an engine's kernels: ``launches`` of a layer (None: as many as here),
+        which read memory at ``memory_share`` of its rate. Measured times stay as they are.
+        """
+        compute = self.compute
+        own = replace(
+            compute,
+            dense_launches=compute.dense_launches if launches is None else launches,
+            memory_efficiency=compute.memory_efficiency * memory_share,
+        )
+        return replace(self, compute=own)
+
     def together(self, uses_cpu: bool) -> Hardware:
         """The same machine with the parties in use slowed by their shared memory, as it says.
 

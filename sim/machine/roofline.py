@@ -18,6 +18,8 @@ from sim.values.units import gib, us
 Shares = tuple[Share, ...]
 WRITTEN_OUT_BITS = 16.0
 """Bits of a weight after it was dequantised for use."""
+FEW_ROWS = 8
+"""Up to so many rows an engine's kernels multiply a matrix by vectors, one after another."""
 
 
 class Roofline:
@@ -37,6 +39,8 @@ class Roofline:
     - With ``free_copies`` links take no time: a reference, no machine.
     - With ``joint_kernels`` a layer's experts share their launches, which its dense work has then.
       Times that were measured have the launches that they were measured with.
+    - ``row_share`` is what each further row of up to `FEW_ROWS` adds to the reading of weights, as a
+      share of the first one's.
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
@@ -57,6 +61,7 @@ class Roofline:
         decision_ns: int = 0,
         free_copies: bool = False,
         joint_kernels: bool = False,
+        row_share: float = 0.0,
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
@@ -68,6 +73,7 @@ class Roofline:
         self.contention = None if free_copies else hardware.contention
         self.cpu_latency_ns = us(hardware.cpu.round_trip_us) if hardware.cpu is not None else 0
         self._active_share, self._free_copies = active_share, free_copies
+        self._row_share = row_share
         launches = hardware.compute.expert_launches
         self._layer_launches, self._expert_launches = (
             (launches, 0) if joint_kernels else (0, launches)
@@ -175,9 +181,17 @@ class Roofline:
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
             + self._layer_launches
         )
-        of_weights = float(2 * rows * params), params * m.dense_bits / 8
+        of_weights = float(2 * rows * params), self._dense_read(params, rows)
         of_attention = attention_flops, kv_bytes
         return max(least_ns, compute.operations_ns((of_weights, of_attention), launches))
+
+    def _slower(self, rows: int) -> float:
+        """By which factor so many rows read weights more slowly than one."""
+        return 1 + self._row_share * (min(rows, FEW_ROWS) - 1)
+
+    def _dense_read(self, params: int, rows: int) -> float:
+        """The bytes of dense weights that rows read, as many more as they are slower."""
+        return params * self.model.dense_bits / 8 * self._slower(rows)
 
     def tail_ns(self, step: Step) -> int:
         """The time of the LM head.
@@ -196,7 +210,7 @@ class Roofline:
         if (rows, params) not in self._tail:
             compute = self.hardware.compute
             self._tail[rows, params] = compute.operation_ns(
-                2 * rows * params, params * self.model.dense_bits / 8, compute.tail_launches
+                2 * rows * params, self._dense_read(params, rows), compute.tail_launches
             )
         return self._tail[rows, params]
 
@@ -222,7 +236,7 @@ class Roofline:
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
         formula_ns = written_out + compute.operation_ns(
-            2 * tokens * params, read_bytes, self._expert_launches
+            2 * tokens * params, read_bytes * self._slower(tokens), self._expert_launches
         )
         return max(least_ns, formula_ns)
 

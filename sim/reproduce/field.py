@@ -60,6 +60,11 @@ The others keep a state, of which nothing is counted. Its dense weights are 3.4 
 and head. The last four are models of the catalogue: their runs have whole layers on the CPU, or none.
 """
 
+GAVE_KERNELS = ("ik-q30-3090ti-0k", "ik-v2l-4080-0k", "ik-r1t2-6000-0k")
+"""The runs with all experts on the card that gave ``conf/loader/llama_cpp.yaml`` the share of a card's
+rate at which its kernels read. They were fitted, so they are not scored.
+"""
+
 
 @dataclass(frozen=True)
 class Published:

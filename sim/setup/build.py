@@ -204,15 +204,17 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
     """How long each operation takes on a machine with one device."""
     loader, model = parts.loader, parts.model
     reached = hardware.unpinned() if loader.copies == "pageable" else hardware
+    driven = reached.driven_by(loader.kernel_launches, loader.kernel_memory_share)
     return Roofline(
         model,
-        reached.together(parts.placement.uses_cpu),
+        driven.together(parts.placement.uses_cpu),
         parts.precision.precisions,
         geometry.site_bytes,
         active_share=parts.payload.active_share,
         decision_ns=us(parts.placement.decision_us(model.experts)),
         free_copies=loader.copies == "free",
         joint_kernels=loader.kernels == "by_layer",
+        row_share=loader.kernel_row_share,
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
         moves_in_part=parts.payload.partial,

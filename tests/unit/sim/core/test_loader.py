@@ -32,6 +32,9 @@ from sim.values.types import Route
         ("retention", "after_batch"),
         ("replay_unit", "access"),
         ("write_back", True),
+        ("kernel_launches", 24),
+        ("kernel_memory_share", 0.6),
+        ("kernel_row_share", 0.15),
     ],
 )
 def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
@@ -72,6 +75,10 @@ def test_what_is_unknown_is_refused_with_what_is_allowed(
         ("chunk_bytes", "1MiB", "must be a whole number in"),
         ("staging_slots", -1, "must be a whole number >= 0"),
         ("dense_slots", 1.5, "must be a whole number in"),
+        ("kernel_launches", -1, "must be a whole number >= 0"),
+        ("kernel_memory_share", 1.5, "must be from 0.01 to 1; give a share of"),
+        ("kernel_row_share", -0.1, "must be from 0 to 1; give a share of"),
+        ("kernel_memory_share", 0, "must be from 0.01 to 1; give a share of"),
         ("write_back", "yes", "must be true or false"),
         ("cancel_stale", 1, "must be true or false"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from rich.console import Console
 
 from sim.answers.engine_flags import read_flags, words_of
@@ -15,6 +16,7 @@ from sim.reproduce import field
 from sim.reproduce.__main__ import main
 from sim.reproduce.field import (
     GATES,
+    GAVE_KERNELS,
     LIKE,
     NEXT,
     Published,
@@ -31,6 +33,7 @@ from sim.study.trials import prepared
 from sim.traces.header import ModelShape
 from sim.traces.synthesis import PRESETS, synthesize
 from sim.traces.trace import write_trace
+from sim.values.places import ROOT
 
 HEAD = "id,source,machine,tokens_per_s,hit_ratio,baseline,fitted_on,drawn,words\n"
 
@@ -90,6 +93,33 @@ def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
             assert row.ratio == pytest.approx(1, abs=0.01), name
             exact.add(name)
     assert {"imp30-resident", "bm-c0", "ds4-gb10-inert", "ik-r1-a6000-0k", "pp122-cpu"} <= exact
+
+
+@pytest.mark.thorough
+def test_the_share_at_which_an_engines_kernels_read_is_the_middle_of_three_runs(
+    gates: Path,
+) -> None:
+    """With all experts on the card nothing else is unknown: a share that makes each run as fast as it
+    was is searched for. The engine's file has the middle of the three, to a digit.
+    """
+    found = {one.name: one for one in published()}
+
+    def ratio(name: str, share: float) -> float:
+        words = (*found[name].words, f"loader.kernel_memory_share={share}")
+        (row,) = rows(gates, [replace(found[name], words=words)])
+        return row.ratio
+
+    def share_of(name: str) -> float:
+        low, high = 0.3, 1.0
+        for _ in range(12):
+            middle = (low + high) / 2
+            low, high = (low, middle) if ratio(name, middle) > 1 else (middle, high)
+        return low
+
+    shares = sorted(map(share_of, GAVE_KERNELS))
+    assert shares == pytest.approx([0.58, 0.61, 0.71], abs=0.005)
+    engine = yaml.safe_load((ROOT / "conf/loader/llama_cpp.yaml").read_text(encoding="utf-8"))
+    assert engine["kernel_memory_share"] == round(shares[1], 1)
 
 
 def test_every_model_whose_gates_a_run_has_has_its_own_words_and_a_run() -> None:
