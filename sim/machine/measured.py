@@ -10,6 +10,8 @@ from itertools import pairwise
 from sim.machine.precision import PRECISIONS
 from sim.values.units import require_number, require_range, us
 
+LONGEST_US = 1e9
+"""The longest time that a table may have: a quarter of an hour."""
 Points = Sequence[Sequence[float]]
 
 
@@ -128,7 +130,7 @@ def check_points(name: str, points: Points) -> None:
         raise ValueError(f"{name}={points!r} must be a list of [argument, microseconds]")
     for argument, time_us in points:
         require_number(name, argument)
-        require_number(name, time_us)
+        require_range(name, time_us, 0, LONGEST_US, "microseconds")
     arguments = [point[0] for point in points]
     if any(b <= a for a, b in pairwise(arguments)):
         raise ValueError(f"{name}: the arguments {arguments} must ascend")

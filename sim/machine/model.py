@@ -104,6 +104,7 @@ class Model:
             "other_site_params",
             "other_params",
             "null_experts",
+            "draft_sites",
         ):
             require_number(f"model.{name}", getattr(self, name), whole=True)
         require_number(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from sim.policies.quotas import Quotas
 from sim.policies.weighted_terms import WeightedTerms
+from sim.values.units import MOST
 
 
 class WeightedScore(WeightedTerms):
@@ -43,10 +43,10 @@ class WeightedScore(WeightedTerms):
         numbers = [
             w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool)
         ]
-        numbers = [w for w in numbers if 0 <= w < math.inf]
+        numbers = [w for w in numbers if 0 <= w <= MOST]
         if set(weights) != set(self.TERMS) or len(numbers) != len(self.TERMS):
             raise ValueError(
-                f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0; got"
-                f" {dict(weights)}"
+                f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0 and at most"
+                f" {MOST:g}; got {dict(weights)}"
             )
         self.weights = tuple(float(weights[term]) for term in self.TERMS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from sim.traces.header import NORMS
 from sim.values.units import gib, require_number
@@ -93,7 +94,7 @@ class WorkloadChoice:
             raise ValueError(
                 f"unknown workload.lookahead_norm={self.lookahead_norm}; allowed: {', '.join(NORMS)}"
             )
-        require_number("workload.arrival_seed", self.arrival_seed, whole=True)
+        require_number("workload.arrival_seed", self.arrival_seed, maximum=inf, whole=True)
         # Files are read here, so that their errors come before the trace is read.
         _ = self.speculation
         self._check_drafts()

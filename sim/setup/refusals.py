@@ -5,6 +5,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -56,7 +57,7 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"unknown bounds={method}; allowed: {', '.join(METHODS)}")
     if config["timeline_steps"] is not None:
         require_number("timeline_steps", config["timeline_steps"], minimum=1, whole=True)
-    require_number("seed", config["seed"], whole=True)
+    require_number("seed", config["seed"], maximum=inf, whole=True)
     known = {*PARTS, *SETTINGS}
     if unknown := [name for name in config if name not in known]:
         whole = "; the file of a system or experiment begins with # @package _global_"

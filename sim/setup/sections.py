@@ -15,6 +15,8 @@ from typing import Any
 
 SINGLE = re.compile(r"(str|int|float|bool|None)( \| (str|int|float|bool|None))*")
 """The annotations of parameters that take no list and no section."""
+SEVERAL = re.compile(r"(tuple|list|Sequence|dict|Mapping)\[.*\]( \| None)?")
+"""The annotations of parameters that take a list or a section, and no single value."""
 PLAIN = (dict, list, str, int, float, type(None))
 """What a section's values are after they were resolved."""
 
@@ -59,6 +61,7 @@ def make_object(node: Any, place: str = "") -> Any:
         return target(**made)
     except TypeError:
         _check_keys(target, node, place)
+        _check_single(target, node, place)
         raise
 
 
@@ -76,6 +79,16 @@ def _check_several(
             raise ValueError(
                 f"{place}.{name}={node[name]!r} must be one value; moelab sweep takes several, as"
                 f" {place}.{name}=A,B"
+            )
+
+
+def _check_single(target: Callable[..., Any], node: Mapping[str, Any], place: str) -> None:
+    """Raise ValueError for one value where the target's parameter has a list or a section."""
+    for name, one in inspect.signature(target).parameters.items():
+        value, told = node.get(name), str(one.annotation)
+        if isinstance(value, int | float) and SEVERAL.fullmatch(told):
+            raise ValueError(
+                f"{place}.{name}={value!r} must be several values ({told}), as in conf/"
             )
 
 

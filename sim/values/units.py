@@ -13,6 +13,10 @@ NS_PER_S = 1_000_000_000
 GB = 1_000_000_000
 GIB = 1 << 30
 MIB = 1 << 20
+MOST = 1e15
+"""The largest number that a configuration may have where nothing lower is said. What is computed of
+numbers up to it, in floats or in 64 bits, does not overflow.
+"""
 
 
 def us(value: float) -> int:
@@ -68,10 +72,18 @@ def require_flag(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r} must be true or false")
 
 
-def require_number(name: str, value: object, *, minimum: float = 0.0, whole: bool = False) -> None:
-    """Raise ValueError unless ``value`` is a finite number of at least ``minimum``.
+def require_number(
+    name: str,
+    value: object,
+    *,
+    minimum: float = 0.0,
+    maximum: float = MOST,
+    whole: bool = False,
+) -> None:
+    """Raise ValueError unless ``value`` is a finite number from ``minimum`` to ``maximum``.
 
-    With ``whole`` it must be a whole number.
+    With ``whole`` it must be a whole number. Seeds have no maximum (`inf`): nothing is computed of
+    them.
     """
     kind = "a whole number" if whole else "a number"
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -81,6 +93,8 @@ def require_number(name: str, value: object, *, minimum: float = 0.0, whole: boo
     assert isinstance(value, int | float)
     if not minimum <= value < float("inf"):
         raise ValueError(f"{name}={value!r} must be {kind} >= {minimum:g}")
+    if value > maximum:
+        raise ValueError(f"{name}={value!r} must be {kind} from {minimum:g} to {maximum:g}")
 
 
 def require_range(name: str, value: object, low: float, high: float, unit: str) -> None:

@@ -294,13 +294,13 @@ def arrival_times(
                 f"{len(given_ns)} arrivals are given for {count} sequences; give one for each"
             )
         for time_ns in given_ns:
-            require_number("arrivals_ns", time_ns, whole=True)
+            require_number("arrivals_ns", time_ns, maximum=math.inf, whole=True)
             check_latest(f"arrivals_ns={time_ns}", time_ns / NS_PER_S, FROM_FIRST)
         return tuple(given_ns[:count])
     if per_s is None:
         return (0,) * count
     require_number("workload.arrivals_per_s", per_s)
-    require_number("workload.arrival_seed", seed, whole=True)
+    require_number("workload.arrival_seed", seed, maximum=math.inf, whole=True)
     if per_s < SLOWEST_PER_S:
         raise ValueError(
             f"workload.arrivals_per_s={per_s} must be {SLOWEST_PER_S:g} or more; null: every"

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from sim.values.units import require_number, require_range
 
@@ -45,7 +46,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         require_number("workload.draft_tokens", self.tokens, whole=True)
-        require_number("workload.draft_seed", self.seed, whole=True)
+        require_number("workload.draft_seed", self.seed, maximum=inf, whole=True)
         require_number("workload.draft_layers", self.layers, whole=True)
         if self.experts not in DRAFT_EXPERTS:
             raise ValueError(

@@ -245,7 +245,7 @@ CASES = {
     ),
     "a negative weight": (
         "cache.weights.lhu=-0.1",
-        r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0; got .*'lhu': -0\.1",
+        r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0 and .*; got .*'lhu': -0\.1",
     ),
     "quotas larger than the cache": (
         "precision=fp16 cache=lru_per_site cache.quotas=[8,8,8,8] budget.resident_share=0.5",

@@ -185,7 +185,10 @@ def test_a_machine_says_which_precisions_took_the_times_of_others() -> None:
             r"copy_us\.pcie: the arguments \[2, 2\] must ascend",
         ),
         ({"dense_us": 0}, r"dense_us=0 must be a list of"),
-        ({"dense_params": 1, "dense_us": [[0, -1]]}, r"dense_us=-1 must be a number >= 0"),
+        (
+            {"dense_params": 1, "dense_us": [[0, -1]]},
+            r"dense_us=-1 must be from 0 to 1e\+09; give microseconds",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from importlib import import_module
+from inspect import signature
+from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 from sim.policies.requires import Requires
 from sim.setup import parts as module
@@ -19,7 +25,10 @@ from sim.setup.parts import (
     make_parts,
     with_layer_staged,
 )
+from sim.setup.refusals import checked_settings
 from sim.verbs.names import of_file
+
+Configure = Callable[..., DictConfig]
 
 
 def test_models_and_machines_are_made_once_for_equal_values() -> None:
@@ -41,6 +50,41 @@ def test_a_section_that_its_class_refuses_is_named_with_its_file(
     section = {"name": name, "_target_": "sim.values.units.gib"}
     with pytest.raises(ValueError, match=f"^{re.escape(place)}: cache.name="):
         make_part({"cache": section}, "cache")
+
+
+def _keys(node: Any, place: str = "") -> Iterator[str]:
+    """Every key with a number, and every one of a target that may have one."""
+    if not isinstance(node, dict):
+        if isinstance(node, int | float) and not isinstance(node, bool):
+            yield place
+        return
+    for name, value in node.items():
+        yield from _keys(value, f"{place}.{name}" if place else name)
+    if "_target_" in node:
+        module_of, _, name = node["_target_"].rpartition(".")
+        for one in signature(getattr(import_module(module_of), name)).parameters.values():
+            if one.name not in node and re.match(r"(int|float)\b", str(one.annotation)):
+                yield f"{place}.{one.name}"
+
+
+@pytest.mark.parametrize("value", [1e308, inf, nan, -1e308])
+def test_no_number_of_a_run_is_so_large_that_nothing_can_be_computed_of_it(
+    configure: Configure, value: float
+) -> None:
+    words = ("system=hobbit", "hardware=rtx4090_nvme", "workload=continuous_4", "trace.path=x")
+    whole = checked_settings(configure(*words))
+    # Together with the trace's sequences this one is refused.
+    keys = {*_keys({name: whole[name] for name in PARTS})} - {"workload.together"}
+    assert {"model.dense_bits", "hardware.host.wake_us", "cache.weights.lru"} <= keys
+    for key in sorted(keys):
+        config: Any = deepcopy(whole)
+        *names, last = key.split(".")
+        section = config
+        for name in names:
+            section = section[name]
+        section[last] = value
+        with pytest.raises(ValueError, match=last):
+            make_parts(config)
 
 
 @pytest.mark.parametrize("drafts", [0, 2])

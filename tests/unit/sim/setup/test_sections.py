@@ -111,6 +111,20 @@ def test_several_values_where_one_is_meant_are_refused(value: object) -> None:
     assert made.parts == value
 
 
+@dataclass
+class Shared:
+    shares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.shares = tuple(self.shares)
+
+
+def test_one_value_where_several_are_meant_is_refused_by_its_key() -> None:
+    told = "cache.shares=0.5 must be several values (tuple[float, ...]), as in conf/"
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        make_object({"_target_": f"{__name__}.Shared", "shares": 0.5}, "cache")
+
+
 def test_what_a_target_raises_itself_goes_through() -> None:
     for name, values in (("breaks", {"two": 1}), ("broken", {"two": 1}), ("wide", {"two": 1})):
         with pytest.raises(TypeError, match=name):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.values.units import gb_per_s, gib, ms, require_number, seconds, tflops, us
+from sim.values.units import MOST, gb_per_s, gib, ms, require_number, seconds, tflops, us
 
 
 def test_times_become_whole_nanoseconds() -> None:
@@ -32,7 +32,7 @@ def test_seconds_are_nanoseconds_over_a_billion() -> None:
     assert seconds(1) == 1e-9
 
 
-@pytest.mark.parametrize("value", [0, 0.0, 1, 2.5, 1e300])
+@pytest.mark.parametrize("value", [0, 0.0, 1, 2.5, MOST])
 def test_a_number_from_the_minimum_up_is_taken(value: float) -> None:
     require_number("x", value)
 
@@ -41,6 +41,18 @@ def test_a_number_from_the_minimum_up_is_taken(value: float) -> None:
 def test_a_number_out_of_range_is_refused_with_its_name_and_value(value: float) -> None:
     with pytest.raises(ValueError, match=rf"a\.b={value!r} must be a number >= 0"):
         require_number("a.b", value)
+
+
+@pytest.mark.parametrize(("value", "whole"), [(1e308, False), (1.1e15, False), (10**30, True)])
+def test_a_number_that_arithmetic_would_overflow_with_is_refused_with_its_range(
+    value: float, whole: bool
+) -> None:
+    with pytest.raises(ValueError, match=r"a\.b=.* must be a (whole )?number from 1 to 1e\+15$"):
+        require_number("a.b", value, minimum=1, whole=whole)
+
+
+def test_a_seed_may_be_of_any_size() -> None:
+    require_number("seed", 2**128, maximum=math.inf, whole=True)
 
 
 @pytest.mark.parametrize("value", ["24GiB", "fast", None, True, [1]])
