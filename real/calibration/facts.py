@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 from real.calibration.in_run import InParts, InRun
 from sim.machine.precision import PRECISIONS
+from sim.values.fields import read_json
 
 Points = list[tuple[int, float]]
 """Arguments, each with the median of what it took, in ns."""
 HOST = ("sync", "issue", "wake", "post")
 """The host's gaps that a run tells."""
+TEXTS = {"left_out", "precision", "form"}
+"""The keys of what is text; all else is numbers."""
 
 
 @dataclass
@@ -74,8 +76,11 @@ def read_facts(path: Path) -> Facts:
     What an earlier version did not measure has its default; what else the file holds is left out.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json(path.read_bytes())
+        if not isinstance(told, dict):
+            raise ValueError("it is no JSON object")
         known = {one.name: told[one.name] for one in fields(Facts) if one.name in told}
+        _check_leaves(known)
         known["runs"] = [InRun(**one) for one in told.get("runs", ())]
         known["parts"] = [InParts(**one) for one in told.get("parts", ())]
         found = Facts(**known)
@@ -110,6 +115,18 @@ def of_known_precisions(facts: Facts, place: Path) -> Facts:
         dequantise=known(facts.dequantise),
         left_out=[*facts.left_out, told],
     )
+
+
+def _check_leaves(node: Any, place: str = "") -> None:
+    """Raise ValueError for a number that is not finite, and for a text where a number is meant."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        dotted = f"{place}.{key}" if place else str(key)
+        if isinstance(value, dict | list):
+            _check_leaves(value, dotted)
+        elif isinstance(value, str) and TEXTS.isdisjoint(dotted.split(".")):
+            raise ValueError(f"{dotted}={value!r} must be a number")
+        elif isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{dotted}={value!r} must be finite")
 
 
 def _check(found: Facts) -> None:

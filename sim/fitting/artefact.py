@@ -229,7 +229,10 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path) -> NDA
                 f"must be numbers in {entry.file_size} bytes",
             )
     with archive.open(entry) as stream:
-        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+        found = np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise _refusal(place, entry.filename, "must be finite")
+    return found
 
 
 def _content(place: Path, most: int) -> bytes:

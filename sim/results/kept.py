@@ -31,13 +31,19 @@ Shape = Mapping[str, "Kind | Shape"]
 
 
 class Kind:
-    """What a value must be, in words, and whether one is."""
+    """What a value must be, in words, and whether one is.
 
-    def __init__(self, told: str, is_one: Callable[[Any], bool]) -> None:
-        self.told, self.is_one = told, is_one
+    ``may_lack``: earlier versions did not write it.
+    """
+
+    def __init__(self, told: str, is_one: Callable[[Any], bool], may_lack: bool = False) -> None:
+        self.told, self.is_one, self.may_lack = told, is_one, may_lack
 
     def or_null(self) -> Kind:
         return Kind(f"{self.told} or null", lambda value: value is None or self.is_one(value))
+
+    def or_lacking(self) -> Kind:
+        return Kind(self.told, self.is_one, may_lack=True)
 
 
 LARGEST = float(1 << 63)
@@ -67,6 +73,15 @@ QUALITY = Kind(
     "low_share, skip_share and others, each a number or null",
     lambda value: _is_table(NUMBER.or_null())(value) and {"low_share", "skip_share"} <= {*value},
 )
+BYTES_OF_TRACE = Kind(
+    "taken (true or false), most (a number), note (a text or null) and others",
+    lambda value: (
+        isinstance(value, dict)
+        and isinstance(value.get("taken"), bool)
+        and is_number(value.get("most"))
+        and isinstance(value.get("note", 0), str | None)
+    ),
+)
 MEAN: Shape = {"mean": NUMBER.or_null()}
 INTERVAL = Kind("two numbers", lambda value: _is_list(NUMBER)(value) and len(value) == 2)
 SHAPE: Shape = {
@@ -81,6 +96,8 @@ SHAPE: Shape = {
         "numbers": Kind("a list of numbers", _is_list(NUMBER)),
         "sequences": NUMBER,
         "split": TEXT,
+        "findings": Kind("a list of texts", _is_list(TEXT)).or_null().or_lacking(),
+        "expert_bytes": BYTES_OF_TRACE.or_null().or_lacking(),
     },
     "labels": Kind("texts by name, or null", _is_table(TEXT.or_null())),
     "overrides": Kind("a list of texts", _is_list(TEXT)),
@@ -171,6 +188,13 @@ def check_shape(value: Any, shape: Shape, name: str, path: str = "") -> None:
     """Raise ValueError, with its ``name`` and the key, for values that are not of this shape."""
     for key, kind in shape.items():
         dotted = f"{path}{key}"
+        if (
+            isinstance(kind, Kind)
+            and kind.may_lack
+            and isinstance(value, dict)
+            and key not in value
+        ):
+            continue
         if not isinstance(value, dict) or key not in value:
             raise ValueError(
                 f"{name} lacks {dotted}: it was changed, or another version wrote it; {RUN_AGAIN}"

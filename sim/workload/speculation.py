@@ -17,6 +17,7 @@ from sim.values.units import require_number, require_range
 
 ON_DEVICE, OFFLOADED = "on_device", "offloaded"
 DRAFT_EXPERTS = (ON_DEVICE, OFFLOADED)
+MOST_DRAFTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Speculation:
     _chances: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_number("workload.draft_tokens", self.tokens, whole=True)
+        require_number("workload.draft_tokens", self.tokens, maximum=MOST_DRAFTS, whole=True)
         require_number("workload.draft_seed", self.seed, maximum=inf, whole=True)
         require_number("workload.draft_layers", self.layers, whole=True)
         if self.experts not in DRAFT_EXPERTS:

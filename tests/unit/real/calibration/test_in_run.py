@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -208,15 +208,25 @@ def test_a_run_that_cannot_tell_is_refused(words: tuple[str, ...], told: str) ->
         in_run(tables, run.model.block_params(0))
 
 
+RUN = InRun(8192, 2, 10, 100.0, [(50, 200.0)], 8.0, None)
+
+
 def facts() -> Facts:
     return Facts(
         copy=[(4096, 5.0), (8192, 7.0)],
         experts={"fp16": [(1, 9.0)]},
         expert_bytes={"fp16": 8192},
-        runs=[InRun(8192, 2, 10, 100.0, [(50, 200.0)], 8.0, None)],
+        runs=[RUN],
         parts=[InParts("floe", 2, 10, 100.0, "staged", 4, 800, 2048, 9.0, 76)],
         device={"fp16": 3.0},
     )
+
+
+def test_a_number_of_facts_that_is_beyond_all_floats_is_refused_by_its_key(tmp_path: Path) -> None:
+    place, told = tmp_path / "facts.json", as_json(facts())
+    place.write_text(json.dumps(told).replace("100.0", "1e999"))
+    with pytest.raises(ValueError, match=r"runs\.0\.gate_ns=inf must be finite"):
+        read_facts(place)
 
 
 def test_facts_are_read_as_they_were_written_and_older_ones_have_no_runs(tmp_path: Path) -> None:
@@ -235,12 +245,17 @@ def test_facts_are_read_as_they_were_written_and_older_ones_have_no_runs(tmp_pat
         ({"copy": [[1]]}, "are no points"),
         ({"runs": [{"size": 1}]}, "unexpected keyword"),
         ({"copy": [[0, 5.0]]}, "a copy of no bytes"),
-        ({"copy": [[4096, float("nan")]]}, "are no points"),
+        ({"copy": [[4096, float("nan")]]}, "NaN is not a JSON number"),
+        ({"device": {"fp16": float("nan")}}, "NaN is not a JSON number"),
+        (
+            {"runs": [{**asdict(RUN), "gate_ns": "1e999"}]},
+            r"runs\.0\.gate_ns='1e999' must be a num",
+        ),
         ({"experts": {"fp16": [[1, 0.0]]}}, "are no points"),
         ({"experts": {"fp16": [[4, 9.0]]}}, "experts in fp16 need a time of one row"),
         ({"expert_bytes": {"int4": 8192}}, "experts in fp16 need .* their bytes"),
         ({"dense": -1.0}, "dense=-1.0 is no time"),
-        ({"operation": "soon"}, "could not convert"),
+        ({"operation": "soon"}, "operation='soon' must be a number"),
         ({"host": {"nap": 7}}, "nap=7 is no time"),
     ],
 )

@@ -185,6 +185,7 @@ def _damaged() -> bytes:
             lambda: _npz("a.npy", _npy(np.zeros((2, 3))) + b"\0"),
             "a.npy float64 (2, 3) must be numbers in 177 bytes",
         ),
+        (lambda: _npz("a.npy", _npy(np.array([1.0, np.nan]))), "a.npy must be finite"),
         (lambda: b"none", "the content (File is not a zip file) must be an .npz file"),
     ],
 )

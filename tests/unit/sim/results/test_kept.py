@@ -101,6 +101,31 @@ def test_a_number_that_no_run_has_is_refused_and_a_seed_may_be_any(
         read_summary(_written(tmp_path / "other", summary_of(makespan_s=value)))
 
 
+@pytest.mark.parametrize("findings", [None, [], ["a token repeats"]])
+@pytest.mark.parametrize(
+    "size",
+    [None, {"taken": True, "most": 8, "note": None}, {"taken": False, "most": 8, "note": "x"}],
+)
+def test_what_lint_found_and_the_bytes_of_a_trace_are_taken_and_may_lack(
+    findings: object, size: object, tmp_path: Path
+) -> None:
+    read_summary(_written(tmp_path / "without", summary_of()))
+    told = summary_of(trace={"findings": findings, "expert_bytes": size})
+    assert read_summary(_written(tmp_path / "run", told))["trace"] == told["trace"]
+
+
+@pytest.mark.parametrize("reader", ["report", "compare"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("findings", 5), ("findings", [5]), ("expert_bytes", 5), ("expert_bytes", {"taken": True})],
+)
+def test_what_lint_found_and_the_bytes_of_a_trace_are_refused_where_they_were_changed(
+    key: str, value: object, reader: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=rf"summary\.json has trace\.{key}=.*, which must be"):
+        READERS[reader](_written(tmp_path / "run", summary_of(trace={key: value})))
+
+
 @pytest.mark.parametrize("quality", [{"low_share": 0.5}, {"low_share": "x", "skip_share": 0}])
 def test_shares_of_quality_that_were_changed_are_refused(
     quality: dict[str, Any], tmp_path: Path

@@ -117,6 +117,7 @@ def test_a_token_meets_the_same_luck_at_every_depth_and_in_every_system() -> Non
 @pytest.mark.parametrize(
     ("values", "told"),
     [
+        ({"tokens": 10_001}, r"workload\.draft_tokens=10001 must be .* from 0 to 10000"),
         ({"tokens": -1}, r"workload\.draft_tokens=-1 must be a whole number >= 0"),
         ({"tokens": 2, "accepted": 1.5}, r"workload\.draft_accepted=1\.5 must be from 0 to 1"),
         ({"tokens": 2, "accepted": (0.5, 1.2)}, r"workload\.draft_accepted\[1\]=1\.2 must be"),
