@@ -12,7 +12,7 @@ from rich.console import Console
 
 from capture.recording.prompts import prompts_file, read_prompts
 from capture.recording.settings import parse_settings
-from sim.process.interrupts import is_of_output, telling
+from sim.process.interrupts import telling
 from sim.results.folders import check_can_be_made
 
 
@@ -28,8 +28,6 @@ def main(arguments: Sequence[str]) -> int:
 
         capture(settings, arguments, Console())
     except (ValueError, OSError) as error:
-        if is_of_output(error):
-            raise
         print(f"capture: {error}", file=sys.stderr)
         return 2
     return 0

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from real.setup.prepare import (
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.printing import print_text
 from sim.process.progress import Shown
-from sim.results.folders import check_writable, forget, locked
+from sim.results.folders import forget, own_folder
 from sim.results.outputs import print_summary, write_outputs
 from sim.setup.command import (
     changed,
@@ -59,27 +59,39 @@ def main(cfg: DictConfig) -> None:
     signal.signal(signal.SIGTERM, terminate)
     output_dir = output_folder(cfg)
     console = Console(stderr=True)
-    with ExitStack() as held:
-        try:
-            check_words(cfg, given())
-            check_slowing(cfg, given())
-            request = read_request(cfg, system_name(), changed())
-            held.enter_context(locked(output_dir))
-            check_writable(output_dir)
+    try:
+        check_words(cfg, given())
+        check_slowing(cfg, given())
+        request = read_request(cfg, system_name(), changed())
+        with own_folder(output_dir):
             with _bar(console, "experts") as (advance, _):
                 prepared = _prepare(request, advance)
-        except (ValueError, OSError) as error:
-            forget_made()
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except (KeyboardInterrupt, Terminated) as stop:
-            forget_made()
-            print("interrupted before the run; nothing was written", file=sys.stderr)
-            sys.exit(code_of(stop))
-        code, told = _run(prepared, cfg, output_dir, started, console)
+            code, told, summary = _run(prepared, cfg, output_dir, started, console)
+    except NotBegunError as failed:
+        forget(output_dir)
+        print(f"{failed}; nothing was written", file=sys.stderr)
+        sys.exit(failed.code)
+    except (ValueError, OSError) as error:
+        forget_made()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, Terminated) as stop:
+        forget_made()
+        print("interrupted before the run; nothing was written", file=sys.stderr)
+        sys.exit(code_of(stop))
+    if summary is not None:
+        _print(summary, output_dir)
     if told:
         print(told, file=sys.stderr)
     sys.exit(code)
+
+
+class NotBegunError(Exception):
+    """The run ended before its driver was made; ``code`` is the exit status."""
+
+    def __init__(self, told: str, code: int) -> None:
+        super().__init__(told)
+        self.code = code
 
 
 def _prepare(request: Request, advance: Any) -> Prepared:
@@ -92,10 +104,10 @@ def _prepare(request: Request, advance: Any) -> Prepared:
 
 def _run(
     prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float, console: Console
-) -> tuple[int, str | None]:
-    """Run and write. Return the exit code, and a message where that is not 0.
+) -> tuple[int, str | None, dict[str, Any] | None]:
+    """Run and write. Return the exit code, and the summary, or where the code is not 0 a message.
 
-    In that case the command keeps what there is so far.
+    In that case the command keeps what there is so far. Raise NotBegunError where that is nothing.
     """
     driver: Driver | None = None
     try:
@@ -107,13 +119,16 @@ def _run(
             driver = _driver(prepared, output_dir, lambda done: count(done, total))
             record = driver.drive()
         result = _measured(prepared, driver, record)
-        _write(prepared, result, cfg, output_dir, started)
+        return 0, None, _write(prepared, result, cfg, output_dir, started)
     except (KeyboardInterrupt, Terminated) as stop:
-        return code_of(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}"
+        if driver is None:
+            raise NotBegunError("interrupted", code_of(stop)) from None
+        return code_of(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}", None
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         reason = _reason(error)
-        return 1, f"error: {reason}\n{_keep(driver, output_dir, reason)}"
-    return 0, None
+        if driver is None:
+            raise NotBegunError(f"error: {reason}", 1) from error
+        return 1, f"error: {reason}\n{_keep(driver, output_dir, reason)}", None
 
 
 def _driver(prepared: Prepared, output_dir: Path, advance: Any) -> Driver:
@@ -134,7 +149,7 @@ def _measured(prepared: Prepared, driver: Driver, record: Any) -> Result:
 
 def _write(
     prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path, started: float
-) -> None:
+) -> dict[str, Any]:
     summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 3)}
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     write_outputs(
@@ -145,6 +160,10 @@ def _write(
         prepared.run.controller.loader.wait,
         cfg.timeline_steps,
     )
+    return summary
+
+
+def _print(summary: dict[str, Any], output_dir: Path) -> None:
     console = Console()
     print_summary(summary, console)
     if told := lateness(summary["real"]):
@@ -152,11 +171,8 @@ def _write(
     print_text(console, f"files: {output_dir}")
 
 
-def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:
+def _keep(driver: Driver, output_dir: Path, reason: str) -> str:
     """Write down how far a run came; return a sentence about that."""
-    if driver is None:
-        forget(output_dir)
-        return "nothing was written"
     record = driver.record
     ended = len(record.step_end_ns)
     partial = {

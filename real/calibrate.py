@@ -25,7 +25,7 @@ go into the configuration of ``python -m real`` (``engine.source=buffered``, ``m
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
@@ -36,6 +36,7 @@ from real.calibration.fit import fit_line
 from sim.process.files import write_whole
 from sim.process.interrupts import telling
 from sim.process.progress import saying
+from sim.results.folders import check_can_be_made
 from sim.values.places import machine_file, words_for
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -45,7 +46,9 @@ MOST_RESIDUAL = 0.25
 
 
 def parse(arguments: Sequence[str]) -> Asked:
-    """What the words ask for. Raise ValueError for the first word that is wrong."""
+    """What the words ask for. Raise ValueError for the first word that is wrong, and OSError for a file
+    that cannot be written.
+    """
     found = read(verb_of("real calibrate"), arguments)
     given = {"device": "cpu", "size": "full", "seconds": "150", **found.own}
     output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
@@ -54,10 +57,12 @@ def parse(arguments: Sequence[str]) -> Asked:
             f"output={output} must be a new file in a folder that exists; remove it, or choose"
             " another"
         )
+    for key, place in {"output": output, **_facts_of(given)}.items():
+        check_can_be_made(place, key)
     seconds = float(given["seconds"])
     if seconds > MOST_S:
         raise ValueError(f"seconds={given['seconds']} must be at most {MOST_S:g}")
-    facts = Path(given["facts"]) if "facts" in given else None
+    facts = _facts_of(given).get("facts")
     return Asked(
         given["name"],
         given["device"],
@@ -67,6 +72,10 @@ def parse(arguments: Sequence[str]) -> Asked:
         seconds,
         found.overrides,
     )
+
+
+def _facts_of(given: Mapping[str, str]) -> dict[str, Path]:
+    return {"facts": Path(given["facts"])} if "facts" in given else {}
 
 
 def warning(facts: Facts) -> str | None:

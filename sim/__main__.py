@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sim.process.interrupts import Terminated, code_of, is_of_output, telling
+from sim.process.interrupts import Terminated, code_of, telling
 from sim.process.printing import print_text
 from sim.results.folders import forget, own_folder
 from sim.results.intervals import Floats
@@ -60,8 +60,6 @@ def main(cfg: DictConfig) -> None:
     try:
         _run(cfg, output_dir)
     except (ValueError, OSError) as error:
-        if is_of_output(error):
-            raise  # the run's files are written
         forget_made()
         if not _is_many():
             print(f"error: {error}", file=sys.stderr)

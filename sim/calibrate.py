@@ -64,6 +64,7 @@ from sim.answers.strata_log import machine_text, rates_of, read_report
 from sim.machine.hardware import Hardware
 from sim.machine.precision import PRECISIONS
 from sim.process.files import write_whole
+from sim.results.folders import check_can_be_made
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.residency_log import read_log as read_residency
@@ -100,7 +101,9 @@ class Request:
 
 
 def parse(arguments: Sequence[str]) -> Request:
-    """The request on the command line; raise ValueError for the first word that is wrong."""
+    """The request on the command line. Raise ValueError for the first word that is wrong, and OSError
+    for a file that cannot be written.
+    """
     said = read(verb_of("calibrate"), arguments)
     given = said.own
     columns = {} if given["columns"] == STRATA else _columns(given)
@@ -109,6 +112,7 @@ def parse(arguments: Sequence[str]) -> Request:
     output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
     if output.exists():
         raise ValueError(f"output={output} exists; remove it, or choose another name")
+    check_can_be_made(output, "output")
     precision = given.get("precision", "fp16")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision} is unknown; known: {', '.join(PRECISIONS)}")

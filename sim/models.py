@@ -20,6 +20,7 @@ from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config, not_read, read_config
 from sim.machine.precision import AS_STORED, PRECISIONS
 from sim.process.files import write_whole
+from sim.results.folders import check_can_be_made
 from sim.setup.own_gates import has_gates, lacking
 from sim.values.places import words_for
 from sim.values.units import GIB
@@ -30,7 +31,7 @@ from sim.verbs.words import read
 def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
     """The configuration's path, the model's name, and the file to write (or None).
 
-    Raise ValueError for the first word that is wrong.
+    Raise ValueError for the first word that is wrong, and OSError for a file that cannot be written.
     """
     given = read(verb_of("models"), arguments).own
     path = Path(given["from"])
@@ -45,6 +46,7 @@ def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
         raise ValueError(f"output={output} exists; remove it, or choose another name")
     if output is not None:
         _check_place(output)
+        check_can_be_made(output, "output")
     return path, name, output
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from sim.process.interrupts import code_of, is_of_output, say_unprinted
+from sim.process.interrupts import Unprinted, code_of, own_streams, say_unprinted
 from sim.verbs.begin import HELP, WRONG_WORDS, answered, one_thread_for_arrays
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.page import print_index
@@ -146,15 +146,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """Exit status: the command's own; 2 for a word that is no verb, and where a package is
     missing; 1 where standard output cannot be written.
     """
+    own_streams()
     try:
-        status = _main(words)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        if not is_of_output(error):
-            raise
-        return say_unprinted(error)
-    return status
+        try:
+            return _main(words)
+        finally:  # most commands leave by SystemExit
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except Unprinted as unprinted:
+        return say_unprinted(unprinted)
 
 
 def _main(words: Sequence[str] | None) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
+
+from sim.process.files import write_whole
 
 
 class Deadline:
@@ -25,6 +26,4 @@ class Deadline:
 
 def write_json(path: Path, data: Any) -> None:
     """Write a file of JSON, whole or not at all."""
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
-    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(data, indent=1) + "\n")

@@ -31,8 +31,10 @@ class NotWrittenError(OSError):
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, a value a line."""
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Write ``content`` as JSON, a value a line. Raise `NotWrittenError` where there is no room."""
+    text = json.dumps(content, indent=1) + "\n"
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
 
 
 @contextmanager

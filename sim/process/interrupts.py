@@ -6,21 +6,74 @@ This module imports little, because every package imports it before anything els
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType, TracebackType
-from typing import ParamSpec
+from typing import Any, ParamSpec, TextIO
 
 Words = ParamSpec("Words")
 STOPS = (signal.SIGINT, signal.SIGTERM)
 UNPRINTED = 1
 """The exit status where standard output cannot be written."""
+
+
+class Unprinted(BaseException):
+    """Standard output takes no more. A BaseException, so that no command takes it for an error of a
+    file. ``error``: what the operating system said.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Stream:
+    """A standard stream whose failures cannot be confused with those of files.
+
+    Standard output raises `Unprinted`. What standard error does not take is lost, and nothing else:
+    progress that nobody can read is no reason to give up what is being computed.
+    """
+
+    def __init__(self, stream: TextIO, is_output: bool) -> None:
+        self.stream, self.is_output = stream, is_output
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError as error:
+            self._fail(error)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if self.is_output:
+            raise Unprinted(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def own_streams() -> None:
+    """Let standard output and standard error of this process fail as `Stream` says."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # Where a command is started with one of them closed it is None.
+        if stream is not None and not isinstance(stream, Stream):
+            setattr(sys, name, Stream(stream, is_output=name == "stdout"))
 
 
 class Terminated(BaseException):
@@ -105,13 +158,14 @@ def end_commands_quietly() -> None:
     # While Python still looks for the module, and imports the packages around it, argv[0] is "-m".
     # Later it is the module's path.
     if sys.argv[:1] == ["-m"]:
+        own_streams()
         sys.excepthook = _told_in_one_line
 
 
 def _told_in_one_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    if is_of_output(error):
+    if isinstance(error, Unprinted):
         raise SystemExit(say_unprinted(error))
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
@@ -122,22 +176,14 @@ def _told_in_one_line(
     raise SystemExit(code_of(error))
 
 
-def is_of_output(error: BaseException) -> bool:
-    """Whether it says that standard output takes no more. Errors of a file have its name."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-    return type(error) in (OSError, BrokenPipeError) and (
-        getattr(error, "errno", None) in full and getattr(error, "filename", None) is None
-    )
-
-
-def say_unprinted(error: BaseException) -> int:
+def say_unprinted(unprinted: Unprinted) -> int:
     """Say that standard output cannot be written, unless its reader has left; return the exit
     status. What is still to be printed goes nowhere: Python would try again when it ends.
     """
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not isinstance(error, BrokenPipeError):
-        print(f"error: standard output cannot be written ({error})", file=sys.stderr)
+    if not isinstance(unprinted.error, BrokenPipeError):
+        print(f"error: standard output cannot be written ({unprinted.error})", file=sys.stderr)
     return UNPRINTED
 
 

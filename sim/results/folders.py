@@ -229,20 +229,21 @@ def check_writable(directory: Path) -> None:
         raise _unwritable(directory, error) from error
 
 
-def check_can_be_made(directory: Path) -> None:
-    """Raise OSError unless a folder beside which drafts are made could be made there. Nothing is.
+def check_can_be_made(result: Path, key: str = "output_dir") -> None:
+    """Raise OSError, with the ``key`` that names it, unless a folder or file beside which drafts
+    are made could be made there. Nothing is.
 
-    Commands whose folder appears whole call it before any work is done.
+    Commands whose result appears whole call it before any work is done.
     """
-    place = directory.absolute().parent
+    place = result.absolute().parent
     while not os.path.lexists(place):
         place = place.parent
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise _unwritable(result, error, key) from error
 
 
-def _unwritable(directory: Path, error: OSError) -> OSError:
-    return OSError(f"output_dir={directory} cannot be written ({error}); choose another one")
+def _unwritable(result: Path, error: OSError, key: str = "output_dir") -> OSError:
+    return OSError(f"{key}={result} cannot be written ({error}); choose another one")

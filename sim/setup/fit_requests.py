@@ -12,6 +12,7 @@ from typing import Any
 from sim.fitting.fits import check_recorded_for, fit_sequences
 from sim.policies.base import Predictor
 from sim.policies.requires import FitFile
+from sim.results.folders import check_can_be_made
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
 from sim.setup.own_gates import with_gates
@@ -84,6 +85,7 @@ def request_of(arguments: Sequence[str], trains: bool = False) -> FitRequest:
         raise ValueError(
             f"{type(predictor).__name__} is no network; moelab fit makes its statistics"
         )
+    check_can_be_made(Path(output_dir) / "fit.json")
     trace = load_trace(choice.path, predictor.requires.lookahead_sites)
     check_recorded_for(predictor, trace.header)
     return FitRequest(

@@ -168,6 +168,18 @@ def test_what_cannot_run_ends_with_one_line_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_killed_run_left_is_marked_and_makes_room_for_the_next(
+    stores: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    for name in (".unfinished", "generated.jsonl"):
+        (place / name).touch()
+    done = run(stores, place, "system=lru", "device=null", "outputs=summary")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in place.iterdir()] == ["summary.json"]
+
+
 @pytest.mark.thorough
 def test_a_run_that_is_terminated_ends_at_once_and_keeps_how_far_it_came(
     stores: Path, tmp_path: Path

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from sim.process.files import NotWrittenError
-from sim.process.interrupts import is_of_output, is_terminal
-from sim.values.places import ROOT
+from sim.process.interrupts import Unprinted, is_terminal, own_streams
+from sim.process.progress import Shown
+from sim.values.places import ASSETS, ROOT
 
 FULL = "error: standard output cannot be written ([Errno 28] No space left on device)\n"
 
@@ -55,8 +57,44 @@ def test_closed_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_terminal()
 
 
-def test_an_error_of_a_file_is_none_of_the_output() -> None:
-    assert is_of_output(OSError(28, "No space left on device"))
-    assert not is_of_output(OSError(28, "No space left on device", "results.json"))
-    assert not is_of_output(NotWrittenError("results.json cannot be written"))
-    assert not is_of_output(FileNotFoundError(2, "no such file"))
+class Full(StringIO):
+    """A stream that takes nothing more."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_an_error_of_a_file_is_none_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Full())
+    own_streams()
+    with pytest.raises(Unprinted, match="No space left") as failed:
+        print("what was found")
+    assert not isinstance(failed.value, Exception)  # no command catches it as one of a file
+    with pytest.raises(Unprinted, match="Broken pipe"):
+        sys.stdout.flush()
+    with pytest.raises(OSError, match="No space left"):
+        Path("/dev/full").write_text("x", encoding="utf-8")
+
+
+def test_what_standard_error_does_not_take_is_lost_and_the_work_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Full())
+    own_streams()
+    first = sys.stderr
+    own_streams()
+    assert sys.stderr is first
+    with Shown(console=Console(stderr=True), clock=iter(range(0, 100, 20)).__next__) as bar:
+        bar.advance(bar.add_task("measuring", total=2))
+    print("three quarters", file=sys.stderr)
+    sys.stderr.writelines(["a", "b"])
+    sys.stderr.flush()
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_table_that_cannot_be_printed_is_told_as_one() -> None:
+    words = ("-m", "sim.moelab", "models", f"from={ASSETS / 'tiny_mixtral'}")
+    assert ended(">/dev/full", *words) == (1, FULL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from sim.results.folders import (
     locked,
     own_folder,
 )
-from sim.values.places import ROOT, is_free, is_unfinished
+from sim.values.places import ASSETS, ROOT, is_free, is_unfinished
 
 
 def test_a_folder_of_results_is_the_one_named_or_the_first_that_is_free(tmp_path: Path) -> None:
@@ -270,6 +271,29 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work_and_nothing_is_
             OSError, match=rf"output_dir={place} cannot be written .*choose another"
         ):
             check_can_be_made(place)
+
+
+def test_commands_that_write_one_file_ask_first_whether_it_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from real.calibrate import main as measure
+    from sim.calibrate import main as calibrate
+    from sim.fit import main as fit
+    from sim.models import main as models
+
+    log = tmp_path / "log.csv"
+    log.write_text("b,n,t\n1,1,1\n", encoding="utf-8")
+    of_log = ("columns=bytes:b,loads:n,io_ms:t", "base=rtx4090_pcie4", "name=mine")
+    for main, words, place in (
+        (models, [f"from={ASSETS / 'tiny_mixtral'}"], "output=/proc/model/mine.yaml"),
+        (calibrate, [f"log={log}", *of_log], "output=/proc/hardware/mine.yaml"),
+        (measure, ["name=mine"], "facts=/proc/new/facts.json"),
+        (fit, ["predictor=next_site", "trace=tiny_mixtral"], "output_dir=/proc/new"),
+    ):
+        assert main([*words, place]) == 2
+        told = capsys.readouterr()
+        assert not told.out
+        assert re.search(rf"{place}.* cannot be written .*choose another one", told.err), told.err
 
 
 def test_commands_whose_folder_appears_whole_ask_first_whether_it_can(
