@@ -1,8 +1,11 @@
-"""What a policy of one's own takes, that it leaves alone what it is given, and answers alike again.
+"""What a policy of one's own takes and may read, that it leaves alone what it is given, and answers
+alike again.
 
 What a policy is given are the decision core's own lists. Whoever sorts one makes another run of it,
 and nothing would say so. Nor would anything where a question changes the policy: bounds, metrics and
-devices ask other questions than the run did. As with answers, only classes from elsewhere are watched.
+devices ask other questions than the run did. What a policy did not declare it cannot read, whatever
+other policies of the run declare, or earlier runs of the process. As with answers, only classes from
+elsewhere are watched.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.policies.requires import PolicyError
+from sim.policies.requires import PolicyError, Requires
 from sim.setup.own_failures import fail, is_own
 
 LAZY = ("predict", "victims")
@@ -39,6 +42,11 @@ SEEN = ("needs", "keys", "tokens", "scores", "experts", "weights")
 PLAIN = ("int", "float", "bool", "Cause")
 """Types of what nobody can change."""
 
+OF_LOOKAHEAD = ("forecasts", "routed", "lookahead", "ranked")
+"""What a gate offers of lookahead scores."""
+SHOWN = ("Gate", "Choice")
+"""Types of arguments that offer what a policy must declare."""
+
 FIRST, EVERY = 500, 32
 """Which calls of a method are watched: the first ones, and then one of so many. To copy all that each
 call is given, and to ask twice, would take several times as long as a fast policy.
@@ -48,6 +56,38 @@ Kept = tuple[str, Any, Any]
 """A name, what has it, and a copy of what it was."""
 Call = Callable[..., Any]
 END = object()
+
+
+class Shown:
+    """A gate, or a forecast, without what a policy has not declared.
+
+    ``hidden``: by the names of what it hides, the declaration that is missing.
+    """
+
+    __slots__ = ("_choice", "_hidden")
+
+    def __init__(self, choice: Any, hidden: Mapping[str, str]) -> None:
+        self._choice, self._hidden = choice, hidden
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._hidden:
+            raise RuntimeError(
+                f"`{name}` was not asked for; declare requires = Requires({self._hidden[name]})"
+            )
+        return getattr(self._choice, name)
+
+
+def hidden_by(requires: Requires) -> dict[str, str]:
+    """What gates do not show to a policy, each with the declaration that would show it."""
+    found = {} if requires.lookahead_sites else dict.fromkeys(OF_LOOKAHEAD, "lookahead_sites=...")
+    for name, declares, word in (
+        ("gate_input", requires.gate_inputs, "gate_inputs=True"),
+        ("preferences", requires.preferences, "preferences=True"),
+        ("share", requires.active_shares, "active_shares=True"),
+    ):
+        if not declares:
+            found[name] = word
+    return found
 
 
 def check_takes(who: str, one: object, interface: type) -> None:
@@ -74,16 +114,23 @@ def check_takes(who: str, one: object, interface: type) -> None:
             ) from None
 
 
-def watched(who: str, own: Any, interface: type) -> Any:
-    """A class derived from ``own``, or ``own`` where it is one already.
+def watched(who: str, policy: Any, interface: type) -> Any:
+    """A class derived from that of ``policy``, or this class where it is one already. Gates show its
+    methods what it ``requires``.
 
     Its methods raise `PolicyError` for an error of theirs. Where a call is watched, they also do
     where it changes what it is given, and where a question has another answer when it is asked again.
     """
+    own = type(policy)
     if "_is_watched" in vars(own):
         return own
+    try:
+        hidden = hidden_by(policy.requires)
+    except Exception as error:
+        fail(who, "requires", error)
     methods = {
-        name: _watch(who, name, given, _unbound(own, name)) for name, given in _methods(interface)
+        name: _watch(who, name, given, _showing(_unbound(own, name), given, hidden))
+        for name, given in _methods(interface)
     }
     about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__slots__": ()}
     kind: Any = type(own)
@@ -97,6 +144,21 @@ def _unbound(own: Any, name: str) -> Call:
         return lambda self, *values, **others: found.__get__(self, type(self))(*values, **others)
     method: Call = getattr(own, name)
     return method
+
+
+def _showing(method: Call, given: Sequence[Parameter], hidden: Mapping[str, str]) -> Call:
+    """``method``, whose gates and forecasts are `Shown` to it."""
+    places = [place for place, one in enumerate(given) if one.annotation in SHOWN]
+    if not places or not hidden:
+        return method
+
+    def shown(self: Any, *values: Any, **others: Any) -> Any:
+        seen = [*values]
+        for place in places[: len(seen)]:
+            seen[place] = Shown(seen[place], hidden)
+        return method(self, *seen, **others)
+
+    return shown
 
 
 def _methods(interface: type) -> Iterator[tuple[str, Sequence[Parameter]]]:

@@ -36,7 +36,7 @@ def check_answers(policies: Mapping[str, Policy], geometry: Geometry) -> None:
         if is_own(own) or "_is_checked" in vars(own):
             continue
         at = Answers(section, policy)
-        own = watched(at.who, own, INTERFACES[section])
+        own = watched(at.who, policy, INTERFACES[section])
         about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__slots__": ()}
         questions = {"told": _told(at, own), **_QUESTIONS[section](at, own, geometry)}
         kind: Any = type(own)

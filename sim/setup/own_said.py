@@ -57,7 +57,7 @@ def check_said(policies: Mapping[str, Policy], model: Model) -> None:
             check_takes(at.who, policy, interface)
             _check_asked(at, policy, interface)
             _check_values(at, section, policy, model)
-            object.__setattr__(policy, "__class__", watched(at.who, type(policy), interface))
+            object.__setattr__(policy, "__class__", watched(at.who, policy, interface))
 
 
 def _check_asked(at: Answers, policy: Policy, interface: type) -> None:

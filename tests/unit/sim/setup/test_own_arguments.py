@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from sim.machine.model import Model
 from sim.policies.base import PrecisionSelector, Predictor
 from sim.policies.recency import LRU
+from sim.policies.requires import NOTHING, Requires
 from sim.setup import own_arguments
 from sim.setup.own_arguments import EVERY, FIRST
 from sim.setup.own_policies import check_answers
@@ -226,3 +228,69 @@ def test_a_run_whose_cache_sorts_its_requests_is_refused(
         trial((*words, "cache=sorting"))
     with pytest.raises(ValueError, match=r"^cache: the chosen file has no _target_"):
         prepared((*words, "cache=nothing"))
+
+
+class Reads(Predictor):
+    """Reads something of its gates, in a method that answers and in one that learns."""
+
+    learns = True
+
+    def __init__(self, name: str, declared: Requires) -> None:
+        self.name, self.declared = name, declared
+
+    @property
+    def requires(self) -> Requires:
+        return self.declared
+
+    def predict(self, gate: Any) -> Iterator[Any]:
+        yield from getattr(gate, self.name) or ()
+
+    def observe(self, gate: Any) -> None:
+        assert gate.site == 2
+        getattr(gate, self.name)
+
+    def afresh(self) -> Any:
+        return Reads(self.name, self.declared)
+
+
+DECLARED = {
+    "gate_input": ("gate_inputs=True", Requires(gate_inputs=True)),
+    "preferences": ("preferences=True", Requires(preferences=True)),
+    "share": ("active_shares=True", Requires(active_shares=True)),
+    "routed": ("lookahead_sites=...", Requires(lookahead_sites=1)),
+    "lookahead": ("lookahead_sites=...", Requires(lookahead_sites=1)),
+}
+
+
+@pytest.mark.parametrize(("name", "declaration"), DECLARED.items())
+def test_what_a_policy_has_not_declared_it_cannot_read_and_is_told_the_declaration(
+    name: str, declaration: tuple[str, Requires]
+) -> None:
+    word, requires = declaration
+    gate = SimpleNamespace(site=2, step=0, needs=[], **{name: None})
+    undeclared, declared = (checked("predictor", Reads(name, one)) for one in (NOTHING, requires))
+    missing = rf"`{name}` was not asked for; declare requires = Requires\({re.escape(word)}\)"
+    where = rf"\(\S+{Path(__file__).name}, line \d+, in "
+    for method in ("predict", "observe"):
+        told = rf"^predictor: \S+\.Reads: `{method}` ended with RuntimeError: {missing} {where}"
+        with pytest.raises(ValueError, match=told):
+            [*(getattr(undeclared, method)(gate) or ())]
+        assert not [*(getattr(declared, method)(gate) or ())]
+
+
+def test_a_policy_reads_no_more_where_the_rest_of_its_run_declares_it(tmp_path: Path) -> None:
+    """HOBBIT's predictor has lookahead scores, which this cache of its run reads unasked."""
+    (tmp_path / "peeps.py").write_text(
+        textwrap.dedent("""\
+            from sim.policies.recency import LRU
+
+
+            class Peeps(LRU):
+                def on_requests(self, keys, wanted, outcomes, gate):
+                    gate.lookahead(1)
+            """)
+    )
+    words = ["system=hobbit", "cache=lru", "++cache._target_=peeps.Peeps", "precision=fp16"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="lookahead_sites"):
+        patch.syspath_prepend(tmp_path)
+        trial([*words, "trace.max_sequences=1"])

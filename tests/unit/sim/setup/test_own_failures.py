@@ -99,7 +99,7 @@ def test_what_a_base_class_misses_is_told_with_the_usual_reason() -> None:
         def __init__(self) -> None:
             pass
 
-    with pytest.raises(PolicyError, match=r"no attribute '_orders' \(.*; does its `__init__` call"):
+    with pytest.raises(PolicyError, match=r"no attribute 'quotas' \(.*; does its `__init__` call"):
         checked("cache", Forgets()).on_evict(3)
 
 
