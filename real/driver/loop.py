@@ -25,6 +25,7 @@ from real.driver.stream import stream_of
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.machine.durations import Durations
+from sim.policies.requires import PolicyError
 from sim.process.uncollected import uncollected
 from sim.values.record import NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step
@@ -79,6 +80,9 @@ class Driver:
         try:
             with uncollected():
                 self.run()
+        except PolicyError as error:
+            error.add_gate(self._gate.step, self._gate.site)
+            raise
         finally:
             try:
                 self.device.close()

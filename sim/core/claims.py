@@ -18,6 +18,7 @@ from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, UNUSED, Slots
 from sim.core.staging import Staging
 from sim.core.transfer import NO_TRANSFER, Transfer
 from sim.policies.base import CachePolicy, Payload
+from sim.policies.requires import PolicyError, name_of
 from sim.values.types import EVENT_COLUMNS, Cause, Event, Geometry, PrefetchOutcome, Route
 
 # Plain ints, because members of an IntEnum are looked up and compared several times slower.
@@ -259,14 +260,16 @@ class Claims:
             return not self.staging.is_full or self.staging.first_but(self.protection.pins) >= 0
         return self.protection.could_claim(transfer.key)
 
-    def require_moved(self, key: int, moved_bytes: int) -> int:
-        """The bytes that the payload names; raise ValueError for fewer than its access may move."""
+    def require_moved(self, key: int, moved_bytes: int, asked: str = "moved_bytes") -> int:
+        """The bytes that the payload names where it is ``asked``; raise PolicyError for fewer than its
+        access may move.
+        """
         least = 1 if self.payload.partial else self._key_bytes[key]
         if moved_bytes < least:
-            raise ValueError(
-                f"{type(self.payload).__name__} moves {moved_bytes} of the {self._key_bytes[key]} B of"
-                f" {self.geometry.name_of(key)}; it must move at least {least}"
-                + ("" if self.payload.partial else ", or say partial = True")
+            raise PolicyError(
+                f"{name_of(self.payload)}: `{asked}` moves {moved_bytes} of the"
+                f" {self._key_bytes[key]} B of {self.geometry.name_of(key)}; it must move at least"
+                f" {least}" + ("" if self.payload.partial else ", or say partial = True")
             )
         return moved_bytes
 

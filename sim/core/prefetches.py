@@ -370,6 +370,6 @@ class Prefetches(Transfers):
                 moved_bytes = choice.moved_bytes[place]
             else:
                 moved_bytes = self.payload.forecast_bytes(key, choice, place, gate)
-            self.require_moved(key, moved_bytes)
+            self.require_moved(key, moved_bytes, "forecast_bytes")
         self.events += (self.calls, QUEUE_PREFETCH, key, -1)
         self._prefetches_of[site].append(self._queue(key, True, moved_bytes))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sim.policies.base import CachePolicy
+from sim.policies.requires import PolicyError, name_of
 from sim.values.types import CapacityError, Cause, Geometry
 
 RESIDENT: Final = 0
@@ -204,10 +205,9 @@ class Slots:
                 else f"is of pool {self.pool_of[victim]}, not {pool}"
             )
             what = f"{self.geometry.name_of(victim)}, which {why}"
-        return ValueError(
-            f"{type(self.cache).__name__} names as a victim {what}. `victims` must name the resident"
-            " keys of the pool that are not blocked, each once; pytest"
-            " tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
+        return PolicyError(
+            f"{name_of(self.cache)}: `victims` names {what}. It must name the resident keys of the pool"
+            " that are not blocked, each once; docs/add_policy.md says what else a cache must do"
         )
 
     def release(self, key: int) -> None:

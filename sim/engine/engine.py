@@ -180,6 +180,12 @@ class Engine(Stream):
         self._wake(arrival_ns, NO_REQUEST)
         self._go_on(now)
 
+    @property
+    def where(self) -> tuple[int, int]:
+        """The step and the site of the last gate."""
+        gate = self._gate
+        return (gate.step, gate.site) if gate.tick >= 0 else (0, 0)
+
     def _begin_step(self, step: Step, now: int) -> None:
         """Begin a step when the stream is free. Its first gate follows after its dense work."""
         self._step = step

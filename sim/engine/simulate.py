@@ -45,6 +45,7 @@ from sim.engine.contended import ContendedEngine
 from sim.engine.engine import Engine
 from sim.engine.owners import OwnedEngine
 from sim.machine.durations import ContendedDurations, Durations, OwnedDurations
+from sim.policies.requires import PolicyError, name_of
 from sim.process.uncollected import uncollected
 from sim.values.record import Record
 from sim.workload.steps import Workload
@@ -64,8 +65,8 @@ def simulate(
 
     ``progress`` is told the number of steps done, about every hundredth. ``packed``: long columns
     of the record and of the controller are arrays in the end, and take a fifth of the memory;
-    nobody may read them before. Raise ValueError if the
-    cache policy names so few victims that a demand can never be served.
+    nobody may read them before. Raise PolicyError, with the gate, for an answer of a policy that
+    cannot be, and if the cache names so few victims that a demand can never be served.
     """
     clock = Clock()
     engine = make_engine(clock, controller, workload, durations, progress)
@@ -75,8 +76,13 @@ def simulate(
         engine.begin()
         try:
             clock.run(until=engine.done)
+        except PolicyError as error:
+            error.add_gate(*engine.where)
+            raise
         except StuckError as error:
-            raise ValueError(_why_stuck(controller, error)) from error
+            why = _why_stuck(controller, error)
+            why.add_gate(*engine.where)
+            raise why from error
     return engine.record
 
 
@@ -94,7 +100,7 @@ def make_engine(
     return kind(clock, controller, workload, durations, progress)
 
 
-def _why_stuck(controller: Controller, error: StuckError) -> str:
+def _why_stuck(controller: Controller, error: StuckError) -> PolicyError:
     """Only a cache policy can do that: a demand waits for as long as no victim is named for it."""
     waiting = [
         transfer
@@ -103,10 +109,10 @@ def _why_stuck(controller: Controller, error: StuckError) -> str:
         if not transfer.cancelled
     ]
     if not waiting:
-        return str(error)
-    return (
-        f"{type(controller.cache).__name__} names too few victims for"
+        return PolicyError(str(error))
+    return PolicyError(
+        f"{name_of(controller.cache)}: `victims` names too few keys for"
         f" {controller.geometry.name_of(waiting[0].key)}: no demand can be served any more, and the"
-        " run cannot end. `victims` must name every resident key that is not blocked; pytest"
-        " tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
+        " run cannot end. It must name every resident key that is not blocked; docs/add_policy.md"
+        " says what else a cache must do"
     )

@@ -40,7 +40,18 @@ class FitError(ValueError):
 
 
 class PolicyError(ValueError):
-    """What a policy from outside the project did that cannot be. It says which policy, and where."""
+    """What a policy did that cannot be. It says which policy, which of its methods, and where."""
+
+    def add_gate(self, step: int, site: int) -> None:
+        """Tell the gate of the run, too."""
+        self.args = (f"{self} (at step {step}, site {site})",)
+
+
+def name_of(policy: object) -> str:
+    """The class of a policy, as errors name it: of a module of one's own with that."""
+    kind = type(policy)
+    is_own = kind.__module__.partition(".")[0] not in ("sim", "real", "capture")
+    return f"{kind.__module__}.{kind.__qualname__}" if is_own else kind.__qualname__
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,21 @@ WORDS = (
 @pytest.mark.parametrize(
     ("system", "asked", "partial", "moved", "told"),
     [
-        ("lru", "moved_bytes", True, 0, r"moves 0 of the \d+ B of .*; it must move at least 1$"),
+        (
+            "lru",
+            "moved_bytes",
+            True,
+            0,
+            r"moves 0 of the \d+ B of .*; it must .* 1 \(at step \d+, site \d+\)$",
+        ),
         ("lru", "moved_bytes", True, -5, r"moves -5 of the "),
-        ("lru", "moved_bytes", False, 9, r"at least 352321536, or say partial = True$"),
+        (
+            "lru",
+            "moved_bytes",
+            False,
+            9,
+            r"moves 9 of .* at least 352321536, or say partial = True \(at step",
+        ),
         ("lru predictor=gate_lookahead_1", "forecast_bytes", True, 0, r"moves 0 of the "),
     ],
 )
@@ -42,5 +54,5 @@ def test_fewer_bytes_than_an_access_may_move_are_refused(
     monkeypatch.setattr(Whole, "forecast_bytes", lambda self, *words: 352321536)
     monkeypatch.setattr(Whole, asked, lambda self, *words: moved)
     run = prepared([f"system={system.split()[0]}", *system.split()[1:], *WORDS])
-    with pytest.raises(ValueError, match=f"^Whole .*{told}"):
+    with pytest.raises(ValueError, match=f"^Whole: `{asked}` {told}"):
         execute(run)

@@ -50,7 +50,10 @@ def test_a_victim_that_may_not_go_is_named_with_why(
     victims, why = WRONG[who]
     run = prepared(WORDS)
     monkeypatch.setattr(LRU, "victims", victims)
-    with pytest.raises(ValueError, match=rf"^LRU names as a victim {why}\. `victims` must name"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^LRU: `victims` names {why}\. It must name .* \(at step \d+, site \d+\)$",
+    ):
         execute(run)
 
 
@@ -68,5 +71,5 @@ def test_a_victim_of_another_pool_is_none(retention: str, monkeypatch: pytest.Mo
         )
 
     monkeypatch.setattr(LRU, "victims", of_the_others)
-    with pytest.raises(ValueError, match=r"fp16, which is of pool \d+, not \d+\. `victims` must"):
+    with pytest.raises(ValueError, match=r"fp16, which is of pool \d+, not \d+\. It must name"):
         execute(run)

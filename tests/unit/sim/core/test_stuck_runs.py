@@ -32,6 +32,6 @@ def test_a_policy_that_names_no_victim_is_named_with_the_expert_that_waits(
     monkeypatch.setattr(LRU, "victims", nobody)
     with pytest.raises(
         ValueError,
-        match=r"^LRU names too few victims for site \d+ expert \d+ fp16: no demand can be",
+        match=r"^LRU: `victims` names too few keys for site \d+ expert \d+ fp16: no demand can be .*\(at step \d+",
     ):
         execute(run)

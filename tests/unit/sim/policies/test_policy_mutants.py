@@ -52,8 +52,8 @@ DEFECTS = {
     ),
     "negative weights": Defect(
         "weighted_score",
-        "if 0 <= w < math.inf",
-        "if w < math.inf",
+        "if 0 <= w <= MOST",
+        "if w <= MOST",
         "policies.test_caches_scores:test_a_weight_that_is_no_number_from_0_on_is_refused",
     ),
     "eq. 3 without LHU": Defect(

@@ -278,7 +278,9 @@ def test_what_a_policy_has_not_declared_it_cannot_read_and_is_told_the_declarati
         assert not [*(getattr(declared, method)(gate) or ())]
 
 
-def test_a_policy_reads_no_more_where_the_rest_of_its_run_declares_it(tmp_path: Path) -> None:
+def test_a_policy_reads_no_more_where_the_rest_of_its_run_declares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """HOBBIT's predictor has lookahead scores, which this cache of its run reads unasked."""
     (tmp_path / "peeps.py").write_text(
         textwrap.dedent("""\
@@ -291,6 +293,6 @@ def test_a_policy_reads_no_more_where_the_rest_of_its_run_declares_it(tmp_path: 
             """)
     )
     words = ["system=hobbit", "cache=lru", "++cache._target_=peeps.Peeps", "precision=fp16"]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="lookahead_sites"):
-        patch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"lookahead_sites=.* \(at step 0, site 0\)$"):
         trial([*words, "trace.max_sequences=1"])
