@@ -183,7 +183,7 @@ def _lossy(run: Run, lookups: pl.DataFrame | None, rounding: Collection[str] = (
 
 def _knowledge(run: Run) -> str | None:
     """Which policies, or drafts, know of the run what is still to come."""
-    ways = [type(policy).__name__ for policy in run.policies if policy.requires.future]
+    ways = [type(policy).__name__ for policy in run.policies.values() if policy.requires.future]
     if run.workload.speculation.is_certain:
         ways.append("every draft is right")
     if run.known:

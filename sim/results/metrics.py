@@ -8,6 +8,7 @@ docs/contracts/outputs.md defines the metrics in words.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
+from sim.policies.requires import name_of
 from sim.results.believed import calibration_section, decode_parts
 from sim.results.bounded import bounds_section
 from sim.results.forecasts import prediction
@@ -350,14 +352,18 @@ def _contracts(run: Run) -> dict[str, Any]:
         "warmup_tokens": 0,
     }
     numbers, taken = [item.sequence for item in workload.sequences], {*contracts}
-    for policy in run.policies:
-        own = policy.told(numbers)
+    told_by = {section: policy.told(numbers) for section, policy in run.policies.items()}
+    counts = Counter(name for own in told_by.values() for name in own)
+    for section, own in told_by.items():
         if not taken.isdisjoint(own):
             raise ValueError(
-                f"{type(policy).__name__}: `told` has {', '.join(sorted(taken & {*own}))}, which the"
-                " summary's contracts say of the run: choose other names"
+                f"{name_of(run.policies[section])}: `told` has {', '.join(sorted(taken & {*own}))},"
+                " which the summary's contracts say of the run: choose other names"
             )
-        contracts |= own
+        # One class may serve two sections: both tiers, say.
+        contracts |= {
+            name if counts[name] == 1 else f"{section}.{name}": value for name, value in own.items()
+        }
     return contracts
 
 

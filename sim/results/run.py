@@ -46,8 +46,14 @@ class Run:
     """
 
     @property
-    def policies(self) -> tuple[Policy, ...]:
-        """Everybody who decides in this run."""
+    def policies(self) -> dict[str, Policy]:
+        """Everybody who decides in this run, by the section of the configuration."""
         used = self.controller
-        caches = (used.cache,) if used.ram is None else (used.cache, used.ram.cache)
-        return (used.predictor, *caches, used.payload, used.selector, used.placement)
+        return {
+            "predictor": used.predictor,
+            "cache": used.cache,
+            **({} if used.ram is None else {"ram_cache": used.ram.cache}),
+            "payload": used.payload,
+            "precision": used.selector,
+            "placement": used.placement,
+        }

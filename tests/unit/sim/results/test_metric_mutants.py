@@ -98,8 +98,8 @@ DEFECTS = {
     ),
     "no channels": Defect(
         "sim.results.metrics",
-        "for policy in run.policies:",
-        "for policy in [run.controller.selector]:",
+        "for section, policy in run.policies.items()}",
+        "for section, policy in [('precision', run.controller.selector)]}",
         "",
     ),
     "every end of a need is a wave": Defect(

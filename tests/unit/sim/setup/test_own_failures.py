@@ -5,6 +5,7 @@ traceback, or the bare text of a ValueError that named nobody.
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,8 +152,37 @@ def test_a_run_that_its_policy_ends_is_refused_in_one_line(
         ValueError, match=rf"^cache: ends_running\.Ends: `on_requests` .* {place}on_"
     ):
         trial((*WORDS, found, "cache=ends_running"))
-    with pytest.raises(ValueError, match=r"^Ends: `told` has waves, which the summary's contracts"):
+    with pytest.raises(
+        ValueError, match=r"^ends_telling\.Ends: `told` has waves, which the summary's contracts"
+    ):
         trial((*WORDS, found, "cache=ends_telling"))
+
+
+def test_a_class_that_serves_both_tiers_tells_what_it_has_to_tell_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "counting.py").write_text(
+        textwrap.dedent("""\
+            from sim.policies.recency import LRU
+
+
+            class Counts(LRU):
+                heard = 0
+
+                def on_requests(self, keys, *others):
+                    super().on_requests(keys, *others)
+                    self.heard += len(keys)
+
+                def told(self, sequences):
+                    return {"heard": self.heard}
+            """)
+    )
+    words = ["hardware=rtx4090_nvme", "cache._target_=counting.Counts"]
+    one = trial((*WORDS, *words)).summary["contracts"]
+    both = trial((*WORDS, *words, "ram_cache._target_=counting.Counts")).summary["contracts"]
+    assert both["cache.heard"] == one["heard"] > both["ram_cache.heard"] > 0
+    assert "heard" not in both
 
 
 def test_a_class_of_a_notebook_runs_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
