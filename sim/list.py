@@ -1,7 +1,7 @@
 """``python -m sim.list KIND``: print what there is to choose from, one line each, with sources.
 
 KIND is systems, machines, models, traces, workloads or policies. ``python -m sim list KIND`` is the
-same.
+same. ``hydra.searchpath=[mine]`` lists what lies in such folders, too, as runs find it there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sim.process.interrupts import is_terminal
-from sim.setup.catalogue import table
+from sim.setup.catalogue import own_folders, table
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -23,8 +23,10 @@ WIDTH = 250
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr."""
     try:
-        (kind,) = read(verb_of("list"), arguments).places
-        Console(width=None if is_terminal() else WIDTH).print(table(kind))
+        given = read(verb_of("list"), arguments)
+        (kind,) = given.places
+        found = table(kind, own_folders(given.own.get("hydra.searchpath", "[]")))
+        Console(width=None if is_terminal() else WIDTH).print(found)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

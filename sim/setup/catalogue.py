@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -85,7 +86,7 @@ def workload_row(name: str, config: Section, about: str) -> Row:
     )
     batching, together = config["batching"], config["together"]
     at_once = f"{batching}, {together} at once" if together > 1 else batching
-    return (name, at_once, lengths, about, str(config["source"]))
+    return (name, at_once, lengths, about, str(config.get("source", "")))
 
 
 def trace_row(name: str, config: Section, about: str) -> Row:
@@ -99,7 +100,10 @@ def trace_row(name: str, config: Section, about: str) -> Row:
             "recorded or synthetic, as labels say",
         )
     # A trace's own reader checks all of a header, with packages that a list does without.
-    header = json.loads((ROOT / config["path"] / HEADER_FILE).read_text(encoding="utf-8"))
+    place = ROOT / config["path"] / HEADER_FILE
+    if not place.is_file():  # of a file of one's own
+        place = Path(config["path"]) / HEADER_FILE
+    header = json.loads(place.read_text(encoding="utf-8"))
     tokens = sum(one["prompt_tokens"] + one["decode_tokens"] for one in header["sequences"])
     shape = header["model"]
     return (
@@ -166,15 +170,33 @@ makes a line.
 POLICIES = "policies"
 
 
-def table(kind: str) -> Table:
-    """A table of every file of a kind; bandwidths are multiplied by their efficiency.
+def own_folders(text: str) -> list[Path]:
+    """The folders of a word for ``hydra.searchpath``. Raise ValueError for one that is not there.
+
+    >>> own_folders("[sim,'file://conf']"), own_folders("[]")
+    ([PosixPath('sim'), PosixPath('conf')], [])
+    """
+    told = [one.strip().strip("'\"") for one in text.strip("[] ").split(",")]
+    folders = [Path(one.removeprefix("file://")) for one in told if one]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(
+                f"hydra.searchpath={text}: {folder} is no folder that can be seen from {Path.cwd()};"
+                " give its whole path"
+            )
+    return folders
+
+
+def table(kind: str, own: Sequence[Path] = ()) -> Table:
+    """A table of every file of a kind, those in folders of one's ``own`` last; bandwidths are
+    multiplied by their efficiency.
 
     Raise ValueError for an unknown kind, and for a broken file.
     """
     if kind == POLICIES:
         lines = Table("part", "name", "class", "what it is", title=kind)
         for part in MECHANISMS:
-            for row in _rows(part, policy_row):
+            for row in _rows(part, policy_row, own):
                 lines.add_row(part, *row)
             lines.add_section()
         return lines
@@ -185,29 +207,35 @@ def table(kind: str) -> Table:
         )
     group, columns, row_of = KINDS[kind]
     lines = Table(group, *columns, title=kind, row_styles=("", "dim"))
-    for row in _rows(group, row_of):
+    for row in _rows(group, row_of, own):
         lines.add_row(*row)
     return lines
 
 
-def _rows(group: str, row_of: Callable[[str, Section, str], Row]) -> list[Row]:
+def _rows(
+    group: str, row_of: Callable[[str, Section, str], Row], own: Sequence[Path] = ()
+) -> list[Row]:
     """The lines of a group. Raise ValueError, naming the file, for one that is broken."""
-    rows = []
-    for name in names(group):
-        place = CONF / group / f"{name}.yaml"
-        # A system is read as it stands: what it begins from would change the rest of a run.
-        config = read(place) if group == "system" else of_file(group, name)
-        try:
-            rows.append(row_of(name, config, first_sentence(group, name)))
-        # A class may refuse what its file says by any exception.
-        except Exception as error:
-            raise ValueError(f"{place}: {error}") from error
+    rows, folders = [], (CONF, *own)
+    for number, folder in enumerate(folders):
+        for name in names(group, folder):
+            # A run reads the first folder that has the name.
+            if any(name in names(group, other) for other in folders[:number]):
+                continue
+            place = folder / group / f"{name}.yaml"
+            # A system is read as it stands: what it begins from would change the rest of a run.
+            config = read(place) if group == "system" else of_file(group, name, folders)
+            try:
+                rows.append(row_of(name, config, first_sentence(group, name, folder)))
+            # A class may refuse what its file says by any exception.
+            except Exception as error:
+                raise ValueError(f"{place}: {error}") from error
     return rows
 
 
-def first_sentence(group: str, name: str) -> str:
-    """The first sentence of the comment at the head of a file of conf/."""
-    text = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
+def first_sentence(group: str, name: str, folder: Path | None = None) -> str:
+    """The first sentence of the comment at the head of a file of conf/, or of another folder."""
+    text = ((folder or CONF) / group / f"{name}.yaml").read_text(encoding="utf-8")
     comment = " ".join(
         line[1:].strip()
         for line in text.split("\n_")[0].split("\ndefaults")[0].splitlines()

@@ -20,9 +20,11 @@ WHOLE = ("system", "experiment")
 """Groups whose files have values of other sections."""
 
 
-def names(group: str) -> tuple[str, ...]:
-    """The names of a group of ``conf/``, in order; () where there is no such group."""
-    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+def names(group: str, folder: Path | None = None) -> tuple[str, ...]:
+    """The names of a group of ``conf/``, or of another ``folder``, in order; () where there is no
+    such group.
+    """
+    return tuple(sorted(path.stem for path in ((folder or CONF) / group).glob("*.yaml")))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -60,13 +62,16 @@ def section(config: str, group: str, chosen: str | None) -> Any:
     return found
 
 
-def of_file(group: str, name: str) -> dict[str, Any]:
-    """The values of one file of a group, with those of the files that it begins from."""
-    text = read(CONF / group / f"{name}.yaml")
+def of_file(group: str, name: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
+    """The values of one file of a group, with those of the files that it begins from. Of several
+    ``folders`` (none: ``conf/``) the first that has a file counts.
+    """
+    places = [folder / group / f"{name}.yaml" for folder in folders or (CONF,)]
+    text = read(next((place for place in places if place.is_file()), places[0]))
     found: dict[str, Any] = {}
     for one in text.get("defaults", ()):
         if isinstance(one, str) and one != "_self_":
-            found = merged(found, of_file(group, one))
+            found = merged(found, of_file(group, one, folders))
     return merged(found, {key: value for key, value in text.items() if key != "defaults"})
 
 

@@ -17,6 +17,11 @@ def out(default: str, meaning: str = NEW_FOLDER) -> tuple[Option, ...]:
     )
 
 
+SEARCH_PATH = Option(
+    "hydra.searchpath", "folders of your own beside conf/, such as [mine]", Kind.TEXT
+)
+
+
 def named(option: Option, default: str) -> Option:
     """The same option with another default."""
     return replace(option, default=default)

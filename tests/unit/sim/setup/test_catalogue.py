@@ -144,7 +144,7 @@ def test_a_list_is_as_wide_as_its_terminal_or_its_lines(
     is_terminal: bool, width: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(list_command, "table", lambda kind: kind)
+    monkeypatch.setattr(list_command, "table", lambda kind, own: kind)
     monkeypatch.setattr(
         list_command,
         "Console",
@@ -207,3 +207,47 @@ def test_a_file_that_its_class_refuses_is_named(monkeypatch: pytest.MonkeyPatch)
     name = catalogue.names("model")[0]
     with pytest.raises(ValueError, match=rf"model/{name}\.yaml: broken$"):
         catalogue._rows("model", breaks)  # type: ignore[arg-type]
+
+
+def _own(folder: Path) -> Path:
+    """A folder with a cache, a machine and a model of one's own, which begin from files of conf/."""
+    for name, text in (
+        ("cache/mru.yaml", "# Most recent first. By hand.\n_target_: mru.MRU\n"),
+        ("cache/lru.yaml", "# Never read: conf/ has this name.\n_target_: other.LRU\n"),
+        ("hardware/card.yaml", "defaults: [rtx4090_pcie4, _self_]\nname: card\nmemory_gib: 9\n"),
+        ("hardware/cards.yaml", "defaults: [card, _self_]\nname: cards\n"),
+        ("model/own.yaml", "defaults: [tiny_mixtral, _self_]\nname: own\nsites: 3\n"),
+    ):
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_what_lies_in_folders_of_ones_own_is_listed_last_as_runs_find_it(tmp_path: Path) -> None:
+    own = [_own(tmp_path / "mine")]
+    cells = [column.cells for column in table("policies", own).columns]
+    rows = [tuple(map(str, row)) for row in zip(*cells, strict=True)]
+    assert ("cache", "mru", "MRU", "Most recent first") in rows
+    assert [row[2] for row in rows if row[:2] == ("cache", "lru")] == ["LRU"]
+    columns = table("machines", own).columns
+    assert [*columns[0].cells][-2:] == ["card", "cards"]
+    assert [*columns[1].cells][-2:] == ["9", "9"]
+    columns = table("models", own).columns
+    assert ([*columns[0].cells][-1], [*columns[1].cells][-1]) == ("own", "3 x 8, top-2")
+
+
+def test_the_word_for_such_folders_is_that_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _own(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    for word in ("[mine]", "['file://mine']", f"[{tmp_path / 'mine'}]"):
+        assert main(["policies", f"hydra.searchpath={word}"]) == 0
+        assert " mru " in capsys.readouterr().out
+    assert main(["policies"]) == 0
+    assert " mru " not in capsys.readouterr().out
+    assert main(["policies", "hydra.searchpath=[others]"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"error: hydra.searchpath=[others]: others is no folder that can be seen from {tmp_path}"
+    )
