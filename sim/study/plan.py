@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from sim.values.places import CONF
 from sim.verbs.synonyms import in_configuration
+from sim.verbs.words import SEED
 
 STUDIES = CONF / "study"
 KEYS = ("question", "base", "grid", "list", "search")
@@ -136,6 +137,8 @@ def _grid(grid: object, place: str) -> dict[str, list[Any]]:
             f"{place} must hold values by key, such as budget.resident_share: [0.25, 0.5]; got"
             f" {grid!r}"
         )
+    if isinstance(seeds := grid.get("seed"), list) and len(seeds) > 1:
+        raise ValueError(f"{place}.seed: {seeds} {SEED}")
     return {
         in_configuration(str(key)): files_of(in_configuration(str(key)), place)
         if values == ALL

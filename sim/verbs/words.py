@@ -32,6 +32,11 @@ SEARCHES = (
     "-cn",
 )
 """Words after which names may lie in folders that only Hydra knows."""
+SEED = (
+    "makes equal runs, as the seed is only repeated in a summary; what is drawn has a seed of its own:"
+    " cache.seed, predictor.seed, workload.arrival_seed, workload.draft_seed"
+)
+"""Why nobody varies ``seed``."""
 YES = ("yes", "no")
 DEVICES = ("cpu", "cuda", "host", "null", "mps", "xpu")
 """Those of `moelab real`, and those that torch computes on."""
@@ -373,6 +378,8 @@ def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: b
         raise ValueError(f"{word}: {bare} is not given so here; {way_to_help(verb)}")
     if top in OUTSIDE or key.startswith(("+", "~")) or searched:
         return
+    if verb.sweeps and bare == "seed" and set(",(") & set(text):
+        raise ValueError(f"{word} {SEED}")
     if top not in known:
         raise ValueError(f"{word!r}: {top} is no option{nearest(top, known)}; {way_to_help(verb)}")
     option = verb.option(top) if bare == top else None

@@ -44,6 +44,8 @@ WRONG = {
     "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 targt=10": "did you mean target?",
     "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 precisions=fp16,q4": "there is no precision 'q4'",
     "sweep system=lru,hobit": "did you mean hobbit?",
+    "sweep system=lru seed=0,1": "seed=0,1 makes equal runs, as the seed is only repeated",
+    "sweep system=lru seed=range(3)": "has a seed of its own: cache.seed, predictor.seed",
     "sweep cache=lru,lffu": "there is no cache 'lffu'",
     "sweep sytem=lru": "did you mean system?",
     "sweep hardware=rtx4090_pcie4,rtx3090": "there is no hardware 'rtx3090'",

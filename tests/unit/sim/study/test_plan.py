@@ -15,7 +15,7 @@ KEYS = "question, base, grid, list, search"
 WHOLE = {
     "question": "Which?",
     "base": "system=lru machine=rtx4090_pcie4",
-    "grid": [{"seed": [1, 2], "machine.memory_gib": [8, 16]}, {"cache": ["lru"]}],
+    "grid": [{"timeline_steps": [1, 2], "machine.memory_gib": [8, 16]}, {"cache": ["lru"]}],
     "list": ["seed=3 cache=lfu", ["seed=4"]],
 }
 
@@ -26,13 +26,13 @@ def test_a_file_gives_its_words_grids_and_list_with_the_names_of_the_configurati
         "s",
         "Which?",
         ("outputs=summary", "system=lru", "hardware=rtx4090_pcie4"),
-        ({"seed": [1, 2], "hardware.memory_gib": [8, 16]}, {"cache": ["lru"]}),
+        ({"timeline_steps": [1, 2], "hardware.memory_gib": [8, 16]}, {"cache": ["lru"]}),
         (("seed=3", "cache=lfu"), ("seed=4",)),
     )
     assert found.cells() == [
         *(
-            ({"seed": seed, "hardware.memory_gib": gib}, ())
-            for seed, gib in ((1, 8), (1, 16), (2, 8), (2, 16))
+            ({"timeline_steps": steps, "hardware.memory_gib": gib}, ())
+            for steps, gib in ((1, 8), (1, 16), (2, 8), (2, 16))
         ),
         ({"cache": "lru"}, ()),
         ({}, ("seed=3", "cache=lfu")),
@@ -83,6 +83,12 @@ def test_a_grid_a_list_or_a_search_is_enough_and_a_grid_may_stand_alone() -> Non
             {"grid": [["x"]]},
             "f: grid must hold values by key, such as budget.resident_share: [0.25, 0.5]; got"
             " ['x']",
+        ),
+        (
+            {"grid": {"seed": [0, 1]}},
+            "f: grid.seed: [0, 1] makes equal runs, as the seed is only repeated in a summary; what"
+            " is drawn has a seed of its own: cache.seed, predictor.seed, workload.arrival_seed,"
+            " workload.draft_seed",
         ),
         ({"grid": {"seed": []}}, "f: grid.seed must be a list of values, got []"),
         ({"grid": {"seed": 3}}, "f: grid.seed must be a list of values, got 3"),

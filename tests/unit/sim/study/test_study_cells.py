@@ -253,9 +253,11 @@ def test_a_wrong_trace_or_model_leaves_the_refusal_to_the_run(word: str) -> None
 
 
 def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
-    grids = [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}]
-    found = make_plan("x", {"grid": grids, "list": ["seed=4", ["seed=4"]]}, "x.yaml")
-    assert [cell.config["seed"] for cell in plan_cells(found)] == [1, 2, 3, 4], (
+    grids = [{"trace.max_sequences": [1, 2], "system": ["lru"]}, {"trace.max_sequences": [3]}]
+    found = make_plan(
+        "x", {"grid": grids, "list": ["trace.max_sequences=4", ["trace.max_sequences=4"]]}, "x.yaml"
+    )
+    assert [cell.config["trace"]["max_sequences"] for cell in plan_cells(found)] == [1, 2, 3, 4], (
         "equal cells are one"
     )
 
