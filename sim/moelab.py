@@ -21,7 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from sim.process.interrupts import Unprinted, code_of, own_streams, say_unprinted
+from sim.process.interrupts import NO_MEMORY, Unprinted, code_of, own_streams, say_unprinted
 from sim.verbs.begin import HELP, WRONG_WORDS, answered, one_thread_for_arrays
 from sim.verbs.complete import ends_of, values_of
 from sim.verbs.page import print_index
@@ -117,6 +117,9 @@ def run(verb: Verb, words: Sequence[str]) -> int:
         told = f"error: moelab {verb.name} needs {package}, which is not installed{way_to(package)}"
         print(told, file=sys.stderr)
         return WRONG_WORDS
+    except MemoryError:
+        print(NO_MEMORY, file=sys.stderr)
+        return 1
     except KeyboardInterrupt as stop:
         print("interrupted", file=sys.stderr)
         return code_of(stop)

@@ -20,6 +20,10 @@ Words = ParamSpec("Words")
 STOPS = (signal.SIGINT, signal.SIGTERM)
 UNPRINTED = 1
 """The exit status where standard output cannot be written."""
+NO_MEMORY = (
+    "error: there is not enough memory; ask for less (trace.max_sequences, fewer workers), or raise"
+    " the limit of this shell (ulimit -v)"
+)
 
 
 class Unprinted(BaseException):
@@ -148,8 +152,8 @@ def _pass_on(number: int, frame: FrameType | None) -> None:
 
 
 def end_commands_quietly() -> None:
-    """Let an uncaught Ctrl-C, or a full standard output, end a command (``python -m ..``) with one
-    line and its exit status.
+    """Let an uncaught Ctrl-C, a full standard output or a lack of memory end a command (``python -m
+    ..``) with one line and its exit status.
 
     Each package calls this function before it imports anything else, so that it holds from a
     command's first import on. A command catches Ctrl-C itself only to say more, or to clear away
@@ -167,6 +171,9 @@ def _told_in_one_line(
 ) -> None:
     if isinstance(error, Unprinted):
         raise SystemExit(say_unprinted(error))
+    if issubclass(kind, MemoryError):
+        print(NO_MEMORY, file=sys.stderr)
+        raise SystemExit(1)
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return

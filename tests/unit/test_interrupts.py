@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.process.interrupts import NO_MEMORY
 from sim.values.places import ROOT
 
 COMMANDS = sorted(
@@ -60,6 +61,28 @@ def test_every_command_ends_on_ctrl_c_with_one_line_and_130(tmp_path: Path) -> N
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(COMMANDS, pool.map(ended, COMMANDS), strict=True))
     assert found == dict.fromkeys(COMMANDS, (130, "", "interrupted\n"))
+
+
+@pytest.mark.parametrize("module", ["sim", "sim.moelab"])
+def test_a_lack_of_memory_is_told_in_one_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise MemoryError\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            module,
+            *(["run"] if module.endswith("moelab") else []),
+            "system=lru",
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, f"{NO_MEMORY}\n")
 
 
 def test_another_error_is_told_as_python_tells_it(tmp_path: Path) -> None:
