@@ -187,9 +187,11 @@ class ReportedRun:
             firsts.filter(pl.col("hop") > 0).drop("hop"),
         )
         gone = pl.concat([firsts.drop("hop"), others])
-        # Transfers that were cut and given up have an end, too, but never arrived.
+        # What was cut and given up has an end, too, but never arrived; nor did what the run's end cut.
+        run_end_ns = round((self.begun_s + self.summary["makespan_s"]) * 1e9)
         arrived = experts.filter(
-            pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True)
+            (pl.col("end_ns") < run_end_ns).fill_null(False)
+            & (pl.col("outcome") != "dropped").fill_null(True)
         )
         changes = pl.concat(
             [arrived.select("key", at=pl.col("end_ns"), sign=1), gone.select("key", "at", sign=-1)]

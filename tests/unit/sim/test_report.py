@@ -137,6 +137,7 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
         ("system=lru", "cache.initial=empty"),
         ("system=hobbit",),
         ("system=edgemoe",),
+        ("system=swapmoe", "hardware.links.pcie.peak_gb_per_s=0.05"),
         ("system=lru", "loader.retention=after_batch", "workload=static_4"),
         ("system=lru", "workload.kv_allocation=growing", "++model.kv_bits=100000"),
         ("system=hobbit", "loader.chunk_bytes=65536"),
