@@ -51,6 +51,7 @@ from sim.study.cells import plan_cells
 from sim.study.plan import DEFAULTS, Plan
 from sim.values.types import CapacityError
 from sim.values.units import GIB
+from sim.verbs.names import chosen_part
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -148,6 +149,13 @@ def _require_whole(full: Run) -> None:
         )
 
 
+def _file_of(run: Run) -> str:
+    """The cache of a run by its file, as ``policies=`` names it; one of no file by its class."""
+    is_replaced = any(word.startswith("cache._target_=") for word in run.system.split())
+    named = None if is_replaced else chosen_part(run.system, "cache")
+    return named or type(run.controller.cache).__name__
+
+
 def _policy(
     runs: Runs,
     name: str | None,
@@ -157,7 +165,7 @@ def _policy(
     bar: Shown,
 ) -> Policy:
     most = full.controller.slots.count
-    called = name or type(full.controller.cache).__name__
+    called = name or _file_of(full)
     labels = replace(labels_of(full, None), machine=None)  # no time is told
     is_exact = why_not_at_once(full.controller) is None
     fewest: dict[int, int | None] = {}

@@ -59,7 +59,7 @@ class Request:
         return self.device != "null" or self.input == "live"
 
 
-OF_TRACES = ("trace.max_sequences", "trace.split", "trace.exclude")
+OF_TRACES = ("trace.max_sequences", "trace.split", "trace.exclude", "workload.short_sequences")
 """Which of a trace's sequences are replayed."""
 OF_PACE = ("engine.links", "engine.compute")
 OF_STORE = tuple(

@@ -49,7 +49,7 @@ from sim.traces.residency_log import EXPERT_BYTES_FILE
 from sim.traces.trace import Trace
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import us
-from sim.verbs.names import chosen_predictor
+from sim.verbs.names import chosen_part
 from sim.workload.batching import is_timed
 from sim.workload.kv_room import GROWING, KvRoom
 from sim.workload.steps import Workload
@@ -94,7 +94,7 @@ def build(
         config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
     budget = Budget(**config["budget"])
     geometry = sizing.geometry(budget)
-    known |= prepare_parts(parts, AFTER_SIZES, workload, geometry, chosen_predictor(system))
+    known |= prepare_parts(parts, AFTER_SIZES, workload, geometry, chosen_part(system, "predictor"))
     durations = _durations(parts, geometry, sizing.held_bits)
     if parts.loader.prefetch_budget in COUNTED:
         parts = _with_counted_prefetches(config, parts, workload, geometry, durations)

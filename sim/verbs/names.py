@@ -99,15 +99,15 @@ def chosen_by(system: str, group: str) -> str | None:
     return None
 
 
-def chosen_predictor(run: str) -> str | None:
-    """The file of a run's predictor, by the run's name: its own word, or what its system chooses.
+def chosen_part(run: str, group: str) -> str | None:
+    """The file of a run's mechanism, by the run's name: its own word, or what its system chooses.
 
-    >>> chosen_predictor("sida"), chosen_predictor("lru predictor=learned")
-    ('token_routes', 'learned')
+    >>> chosen_part("sida", "predictor"), chosen_part("lru cache=lfu", "cache")
+    ('token_routes', 'lfu')
     """
     system, *words = run.split() or [""]
-    own = [word.partition("=")[2] for word in words if word.startswith("predictor=")]
-    return own[-1] if own else chosen_by(system, "predictor")
+    own = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
+    return own[-1] if own else chosen_by(system, group)
 
 
 def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from sim.setup.configure import configure
         (["live.sequences=1"], "live.sequences=1 changes nothing with input=replay; leave it out,"),
         (["+live.x=1"], "+live.x=1 changes nothing with input=replay; leave it out, or say input="),
         (["input=live", "trace.max_sequences=1"], "trace.max_sequences=1 changes nothing with"),
+        (
+            ["input=live", "workload.short_sequences=drop"],
+            "workload.short_sequences=drop changes nothing with input=live;",
+        ),
         (["input=live", "trace.split=fit"], "trace.split=fit changes nothing with input=live;"),
         (["device=null", "engine.links=free"], "engine.links=free changes nothing on device=null"),
         (["device=null", "engine.compute=free"], "engine.compute=free changes nothing on device="),

@@ -166,3 +166,18 @@ def test_what_it_cannot_tell_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((), "lru"),
+        (("cache=lfu_decayed",), "lfu_decayed"),
+        (("cache=fifo", "cache._target_=sim.policies.FIFO"), "FIFO"),
+    ],
+)
+def test_a_systems_own_cache_has_the_name_of_its_file_as_others_have(
+    words: tuple[str, ...], name: str
+) -> None:
+    (policy,) = frontier((*SMALL, *words), [None], 1).policies
+    assert policy.name == name
