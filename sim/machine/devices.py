@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING
 
 from sim.machine.link_parts import RATES
@@ -83,7 +84,7 @@ class Devices:
 
     def __post_init__(self) -> None:
         place = "hardware.devices"
-        require_number(f"{place}.count", self.count, minimum=2, whole=True)
+        require_number(f"{place}.count", self.count, minimum=2, maximum=inf, whole=True)
         require_range(f"{place}.count", self.count, 2, MOST, "devices; one device: devices=null")
         orders = (NUMBER, USE) if self.split == OWNERS else (NUMBER,)
         for name, allowed in (("split", SPLITS), ("links", (OWN, SHARED)), ("order", orders)):

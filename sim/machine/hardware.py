@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeVar
 
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
@@ -43,7 +44,7 @@ class Compute:
         _check_roofline("hardware.compute", self)
         require_range("hardware.compute.launch_us", self.launch_us, 0, 1e6, "microseconds")
         for name in ("dense_launches", "expert_launches", "tail_launches", "dequantise_launches"):
-            require_number(f"hardware.compute.{name}", getattr(self, name), whole=True)
+            require_number(f"hardware.compute.{name}", getattr(self, name), maximum=inf, whole=True)
             require_range(
                 f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation"
             )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from sim.machine.contention import WHOLE
 from sim.machine.lanes import UNITS, Lanes
 from sim.machine.link_parts import RATES, Gather, Pages, Reads, Scattered, Unpack
-from sim.values.units import GB, NS_PER_S, gb_per_s, require_number, require_range, us
+from sim.values.units import GB, MOST, NS_PER_S, gb_per_s, require_number, require_range, us
 
 ROUNDING = 1e-5
 """How far the figures of a file may be off for want of digits, as a share: two of six digits."""
@@ -68,7 +69,10 @@ class Link:
         for name in ("overhead_us", "per_call_us", "slot_us", "wake_us"):
             require_range(f"{place}.{name}", getattr(self, name), 0, 1e7, "microseconds")
         for name, least in (("engines", 1), ("calls", 1), ("head_bytes", 0), ("call_bytes", 0)):
-            require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
+            most = inf if name == "engines" else MOST  # it has a range below
+            require_number(
+                f"{place}.{name}", getattr(self, name), minimum=least, maximum=most, whole=True
+            )
         require_range(
             f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,9 @@ class Lengths:
         if self.decode_tokens is not None:
             require_number("workload.decode_tokens", self.decode_tokens, whole=True)
         if self.context is not None:
-            require_number("workload.context_tokens", self.context, minimum=1, whole=True)
+            require_number(
+                "workload.context_tokens", self.context, minimum=1, maximum=inf, whole=True
+            )
             require_range("workload.context_tokens", self.context, 1, MOST_TOKENS, "tokens")
         if self.short not in SHORT:
             raise ValueError(
