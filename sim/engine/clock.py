@@ -78,7 +78,10 @@ class Clock(simpy.Environment):  # type: ignore[misc]
         queue, pop = self._queue, heappop
         until.callbacks.append(_stop)
         try:
-            while queue:
+            # CPython 3.11 makes a loop faster after some rounds, but not one that ends by its condition.
+            while True:
+                if not queue:
+                    break
                 now, _, _, alarm = pop(queue)
                 self._now = now
                 alarm.callbacks[0](now)
