@@ -30,6 +30,7 @@ from sim.policies.base import (
     Payload,
     PrecisionSelector,
     Predictor,
+    ScoreRule,
 )
 from sim.policies.row_forecast import Ranking, Together, ranking_of
 from sim.values.types import SKIP, Geometry, Route
@@ -61,6 +62,7 @@ class Prefetches(Transfers):
     __slots__ = (
         "_cancels_all",
         "_forecasting",
+        "_forecasts_simply",
         "_gate",
         "_rule",
         "predictor",
@@ -96,6 +98,10 @@ class Prefetches(Transfers):
             loader.depth == "first_missing",
         )
         self._rule = selector.rule
+        # Whether a forecast queues all that is absent, as simple moves, behind what waits already.
+        self._forecasts_simply = (
+            simple.moves and loader.queue == "append" and not isinstance(budget, int)
+        )
         self._ranks = loader.prefetch_order == "likeliest"
         self._gate: Gate | None = None
         self._predictions: dict[int, tuple[int, list[Kept]]] = {}
@@ -226,6 +232,9 @@ class Prefetches(Transfers):
         if self._ranks:
             self._forecast_ranked(forecasts, gate)
             return
+        if self._forecasts_simply and self._rule is not None:
+            self._forecast_by_rule(forecasts, self._rule)
+            return
         state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
         for choice in forecasts:
             if replace:
@@ -251,6 +260,36 @@ class Prefetches(Transfers):
                 if stops:
                     return
             if not left:
+                return
+
+    def _forecast_by_rule(self, forecasts: Iterable[Choice], rule: ScoreRule) -> None:
+        """``_forecast`` and ``_forecast_keys`` in one piece, where moves are simple and a rule names
+        the variants.
+        """
+        state, mask, _, _, _, _, stops = self._forecasting
+        serving_alone = self._serving_alone
+        for choice in forecasts:
+            site, by_rule = choice.site, getattr(choice, "variants", None)
+            variants = self._named(choice)[1] if by_rule is None else by_rule(rule)
+            if ASK in variants:
+                variants = self._decided(choice, variants)
+            if SKIP in variants:
+                variants = [key for key in variants if key != SKIP]
+            keys, missing = variants, False
+            for key in variants:
+                found = state[key]
+                if found > UNUSED and key >= serving_alone:
+                    serving = self._serving(key)
+                    if serving != key:
+                        keys = [*keys]
+                        keys[variants.index(key)] = key = serving
+                        found = state[key]
+                if found > UNUSED:
+                    missing = True
+                    if found == ABSENT:
+                        self._queue_simply(key, site)
+            mask(site, keys)
+            if missing and stops:
                 return
 
     def _forecast_ranked(self, forecasts: Iterable[Choice], gate: Gate) -> None:
@@ -338,17 +377,21 @@ class Prefetches(Transfers):
         return found
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
-        state, serving_alone = self.state, self._serving_alone
+        """The keys that would serve a choice now; read-only."""
         by_rule = getattr(choice, "variants", None) if self._rule is not None else None
-        variants: list[int] = self._named(choice)[1] if by_rule is None else by_rule(self._rule)
-        if ASK in variants:
-            variants = self._decided(choice, variants)
-        keys: list[int] = []
-        for key in variants:
+        keys: list[int] = self._named(choice)[1] if by_rule is None else by_rule(self._rule)
+        if ASK in keys:
+            keys = self._decided(choice, keys)
+        if SKIP in keys:
+            keys = [key for key in keys if key != SKIP]
+        state, serving_alone, variants = self.state, self._serving_alone, keys
+        for place, key in enumerate(variants):
             if key >= serving_alone and state[key] > UNUSED:
-                key = self._serving(key)
-            if key != SKIP:
-                keys.append(key)
+                serving = self._serving(key)
+                if serving != key:
+                    if keys is variants:
+                        keys = list(variants)
+                    keys[place] = serving
         return keys
 
     # ---- queueing
