@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.core.loader import Loader
-from sim.core.lookups import FOUND, HIT, NOT_COMPUTED, Answer, Lookups
+from sim.core.lookups import FOUND, HIT, Answer, Lookups, with_skips
 from sim.core.rerouting import serve
 from sim.core.simple import how_simple
 from sim.core.slots import UNUSED
@@ -309,8 +309,8 @@ class Controller(Lookups):
         by_rule = getattr(gate, "graded", None) if self._rule is not None else None
         wanted, variants = self._named(gate) if by_rule is None else by_rule(self._rule)
         if ASK in variants:
-            variants, plane = self._decided(gate, variants), self._plane
-            wanted = [key // plane if key >= 0 else SKIP for key in variants]
+            variants = self._decided(gate, variants)
+            wanted = self._precisions_of(variants)
         state, serving_alone, admitted = self.state, self._serving_alone, variants
         for place, key in enumerate(variants):
             if key >= serving_alone and state[key] > UNUSED:
@@ -335,13 +335,17 @@ class Controller(Lookups):
             self._tell_precisions(keys, asked, outcomes)
         self.cache.on_requests(keys, asked, outcomes, gate)
         if keys is not admitted:
-            computed = iter(outcomes)
-            outcomes = [next(computed) if key != SKIP else NOT_COMPUTED for key in admitted]
+            outcomes = with_skips(admitted, outcomes)
         self.admitted = admitted
         self.lookup_keys += admitted
         self.lookup_outcomes += outcomes
         self.lookup_wanted += wanted
         return outcomes, waits or None
+
+    def _precisions_of(self, variants: Sequence[int]) -> list[int]:
+        """The precisions of variants; SKIP stays."""
+        plane = self._plane
+        return [key // plane if key >= 0 else SKIP for key in variants]
 
     def _gate_in_full(self, gate: Gate) -> Answer:
         """A gate that is not simple, or whose union may not fit (contracts C15 to C32)."""

@@ -134,8 +134,7 @@ class Lookups(Prefetches):
                 if staged[key] and state[key] == RESIDENT and not self._transfer_of[key].partial:
                     self._exchange(key)
         if len(keys) < len(admitted):
-            found = iter(outcomes)
-            outcomes = [next(found) if key != SKIP else NOT_COMPUTED for key in admitted]
+            outcomes = with_skips(admitted, outcomes)
         self.admitted = admitted
         if self._reroutes:
             return self._record_rerouted(outcomes, first), waits
@@ -269,3 +268,9 @@ class Lookups(Prefetches):
             transfer.rest_bytes = missing
             return 0
         return missing
+
+
+def with_skips(admitted: Sequence[int], outcomes: Sequence[int]) -> list[int]:
+    """The outcomes of all that is admitted, from those of what is not skipped."""
+    computed = iter(outcomes)
+    return [next(computed) if key != SKIP else NOT_COMPUTED for key in admitted]

@@ -155,7 +155,7 @@ class Slots:
             return None
         victims = self._several_victims(pool, key, free, must)
         if victims is not None:
-            self.free_bytes[pool] = free + sum(self.slot_bytes[victim] for victim in victims)
+            self.free_bytes[pool] = free + sum(map(self.slot_bytes.__getitem__, victims))
         return victims
 
     def could_claim(self, key: int, must: bool = True) -> bool:

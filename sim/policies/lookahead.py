@@ -4,7 +4,7 @@ input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,6 +44,11 @@ class BestOf:
     @property
     def weights(self) -> FloatArray:
         return np.where(self.experts >= 0, self._choice.weights, 0)
+
+
+def _best_of(choices: Iterable[Choice], count: int) -> Iterator[BestOf]:
+    """Each of these forecasts, cut to its first ``count`` needs."""
+    return (BestOf(choice, count) for choice in choices)
 
 
 class GateLookahead(Predictor):
@@ -86,7 +91,7 @@ class GateLookahead(Predictor):
         if not self.prompts and (gate.row_phase != DECODE).any():
             return ()
         found = gate.forecasts(self.sites)
-        return found if self.experts is None else (BestOf(choice, self.experts) for choice in found)
+        return found if self.experts is None else _best_of(found, self.experts)
 
     def afresh(self) -> GateLookahead:
         """Itself: it remembers nothing of the gates."""

@@ -54,8 +54,7 @@ class WeightedTerms(Scored):
             self._token = token
             np.divide(sums, token, out=quotients)
         if len(keys) < len(counts):
-            tokens_of = dict(zip(gate.keys, counts, strict=True))
-            counts = [tokens_of[key % plane] for key in keys]
+            counts = self._counts_of(keys, gate)
         recent = w_lru * token
         for place, key in enumerate(keys):
             expert, count = key % plane, counts[place]
@@ -64,6 +63,11 @@ class WeightedTerms(Scored):
                 high_uses[expert] += count
             sums[expert] = whole = (recent + w_lfu * used) + w_lhu * high_uses[expert]
             quotients[expert] = whole / token
+
+    def _counts_of(self, keys: Sequence[int], gate: Gate) -> list[int]:
+        """How many of a gate's rows ask for each of these keys, of whatever precision."""
+        plane, counts = self._plane, dict(zip(gate.keys, gate.tokens, strict=True))
+        return [counts[key % plane] for key in keys]
 
     def on_sequence(self, sequence: int, begins: bool) -> None:
         if begins:

@@ -227,8 +227,8 @@ DEFECTS = {
     # predictors
     "lookahead beyond what is asked": Defect(
         "lookahead",
-        "BestOf(choice, self.experts)",
-        "BestOf(choice, self.experts + 1)",
+        "_best_of(found, self.experts)",
+        "_best_of(found, self.experts + 1)",
         "policies.test_predictors_lookahead:test_speculative_loading_may_name_one_or_two_of_what_is_forecast",
     ),
     "the percentile itself is above it": Defect(
