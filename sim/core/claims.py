@@ -173,7 +173,7 @@ class Claims:
 
     def has(self, precision: int, site: int, expert: int) -> bool:
         """Whether a variant is on the device, in a pool or in staging."""
-        return self.state[self.geometry.key(precision, site, expert)] <= UNUSED
+        return self.state[self._rows[precision][site][expert]] <= UNUSED
 
     def expert_of(self, key: int) -> int:
         return key % self.geometry.units

@@ -348,7 +348,8 @@ class Engine(Stream):
 
     def _set_gate(self, at_ns: int) -> None:
         # There is only one gate alarm, so that it needs no number.
-        self._put((at_ns, GATE, 0, self._gate_alarm))
+        put = self._put  # as a method, an attribute that is none would be looked up at length
+        put((at_ns, GATE, 0, self._gate_alarm))
 
     def _work_in_full(
         self,

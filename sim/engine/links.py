@@ -88,7 +88,7 @@ class Link:
         is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
         self._plain_ns = self._hop_ns if is_plain else {}
         # Links that end at devices share no transfer.
-        self._rank = 0 if route.link_of else from_outside(index)
+        self._first_order = TRANSFER_END + (0 if route.link_of else from_outside(index))
 
     def note_services(self) -> None:
         """Services are noted in the machine's columns from now on."""
@@ -119,7 +119,7 @@ class Link:
         """
 
     def _order(self, transfer: Transfer) -> int:
-        return TRANSFER_END + transfer.number * LINKS + self._rank
+        return self._first_order + transfer.number * LINKS
 
     def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
         """Begin to serve an issued transfer."""
@@ -134,8 +134,9 @@ class Link:
             self._set_end(transfer, now)
             return
         # ``_set_end`` in one piece, because this runs at every hop.
-        order = TRANSFER_END + number * LINKS + self._rank
-        self._put((now + duration, order, next(self._numbers), self._alarm))
+        order = self._first_order + number * LINKS
+        put = self._put
+        put((now + duration, order, next(self._numbers), self._alarm))
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
         duration = self.service_ns(transfer)

@@ -109,6 +109,7 @@ class StepGate:
         "_forecast_unions",
         "_graded",
         "_keys",
+        "_once",
         "_ranked",
         "_routes",
         "_row",
@@ -124,6 +125,7 @@ class StepGate:
         "step",
         "tick",
         "token",
+        "tokens",
         "units",
         "variants_ahead",
         "workload",
@@ -144,6 +146,8 @@ class StepGate:
         self.tick = -1
         self.site = 0
         self.keys: list[int] = []
+        self.tokens: list[int] = []
+        self._once = [[1] * self._choices.top_k] * self._choices.sites
         self.variants_ahead: list[list[list[int]] | None] = []
         """The variants that ``rule`` names of the step's forecasts: by distance, from 1 on, then by the
         site that forecasts. None: not asked yet."""
@@ -165,7 +169,9 @@ class StepGate:
         self._row = self.workload.place(step.start) if step.stop - step.start == 1 else -1
         if self._row >= 0:
             self._keys = self._choices.keys(self._row)
-            self._tokens: list[list[int]] | None = None
+            # What a whole row needs it needs once, so that all of them share these lists.
+            is_whole = self._choices.is_whole[self._row]
+            self._tokens = self._once if is_whole else [[1] * len(keys) for keys in self._keys]
         else:
             union = self._full_union()
             self._keys, self._tokens = union.keys, union.tokens
@@ -174,15 +180,12 @@ class StepGate:
         self.tick += 1
         self.site = site
         self.keys = self._keys[site]
+        self.tokens = self._tokens[site]
 
     @property
     def needs(self) -> Sequence[int]:
         first = self.site * self.units
         return [key - first for key in self.keys]
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return [1] * len(self.keys) if self._tokens is None else self._tokens[self.site]
 
     @property
     def scores(self) -> Sequence[float]:
