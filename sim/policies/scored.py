@@ -58,7 +58,7 @@ class Scored(Pooled):
         self._absent[key] = 0.0
 
     def on_evict(self, key: int) -> None:
-        self._absent[key] = np.inf
+        self._absent[key] = math.inf
 
     def _scores_of(self, pool: int) -> Floats:
         """A new array of the scores of a pool's keys: +inf for those that are not resident."""

@@ -31,6 +31,13 @@ class WeightedTerms(Scored):
         """By the site of the last gate and by pool, the last term of each key."""
         # The part of a score that is divided by T, and the quotient, by expert.
         self._sum, self._quotient = np.zeros(self._plane), np.zeros(self._plane)
+        # By pool the quotients, and what marks absent keys, where slices make views of these.
+        self._views = [
+            (self._quotient[experts], self._absent[within])
+            if isinstance(experts, slice) and isinstance(within, slice)
+            else None
+            for experts, within in zip(self._experts, self._within, strict=True)
+        ]
         self._begin_sequence()
         self._token, self._site = 1, 0
 
@@ -39,8 +46,12 @@ class WeightedTerms(Scored):
         self._sum[:] = self._quotient[:] = 0.0
 
     def _scores_of(self, pool: int) -> Floats:
-        score: Floats = self._quotient[self._experts[pool]] + self._far[self._site][pool]
-        score += self._absent[self._within[pool]]
+        quotient, absent = self._views[pool] or (
+            self._quotient[self._experts[pool]],
+            self._absent[self._within[pool]],
+        )
+        score: Floats = quotient + self._far[self._site][pool]
+        score += absent
         return score
 
     def on_requests(
