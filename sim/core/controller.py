@@ -312,13 +312,13 @@ class Controller(Lookups):
             variants = self._decided(gate, variants)
             wanted = self._precisions_of(variants)
         state, serving_alone, admitted = self.state, self._serving_alone, variants
-        for place, key in enumerate(variants):
+        for key in variants:
             if key >= serving_alone and state[key] > UNUSED:
                 serving = self._serving(key)
                 if serving != key:
                     if admitted is variants:
                         admitted = list(variants)
-                    admitted[place] = serving
+                    admitted[variants.index(key)] = serving
         keys, asked = admitted, wanted
         if SKIP in admitted:
             keys, asked = [k for k in admitted if k != SKIP], [p for p in wanted if p >= 0]

@@ -62,6 +62,7 @@ from sim.core.slots import Slots
 
 Keys = Sequence[int] | NDArray[np.integer]
 NO_KEYS: NDArray[np.int32] = np.empty(0, np.int32)
+NOT_KEPT = bytearray()
 
 
 class Protection:
@@ -96,7 +97,7 @@ class Protection:
         self._nothing = bytearray(len(slots.pinned))
         self._is_stale = True
         # Where pins change again and again and masks do not, the masked keys are kept.
-        self._are_masks_shown, self._masked = False, bytearray()
+        self._are_masks_shown, self._masked = False, NOT_KEPT
 
     # ---- transitions
 
@@ -180,7 +181,7 @@ class Protection:
                 for keys in self._masks.values():
                     for key in keys:
                         blocked[key] = 1
-            self._masked = bytearray(blocked) if self._are_masks_shown else bytearray()
+            self._masked = bytearray(blocked) if self._are_masks_shown else NOT_KEPT
             self._are_masks_shown = True
         for key in self.pins:
             pinned[key] = blocked[key] = 1

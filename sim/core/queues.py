@@ -226,16 +226,17 @@ class Queues(Claims):
             return transfer
         transfer.cancelled = True
         demand = Transfer(transfer.key, False, transfer.moved_bytes, self.calls, transfer.link)
-        demand.left_bytes, demand.partial, demand.staged = (
-            transfer.left_bytes,
-            transfer.partial,
-            transfer.staged,
-        )
-        demand.claimed, demand.victims, demand.write_back = (
-            transfer.claimed,
-            transfer.victims,
-            transfer.write_back,
-        )
+        if not self._moves_simply:  # else what waits is whole, and has claimed nothing
+            demand.left_bytes, demand.partial, demand.staged = (
+                transfer.left_bytes,
+                transfer.partial,
+                transfer.staged,
+            )
+            demand.claimed, demand.victims, demand.write_back = (
+                transfer.claimed,
+                transfer.victims,
+                transfer.write_back,
+            )
         self._transfer_of[transfer.key] = demand
         self._demands[transfer.link].append(demand)
         return demand

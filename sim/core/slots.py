@@ -145,11 +145,12 @@ class Slots:
             if free < self._least_free[pool]:
                 self._least_free[pool] = free
             return ()
-        victim = next(self.cache.victims(pool, key, self.blocked), -1)
-        if victim >= 0 and free + self.slot_bytes[victim] >= 0:
-            if self.blocked[victim] or self.state[victim] > UNUSED or self.pool_of[victim] != pool:
-                raise self._wrong(victim, pool, self.blocked)
-            self.free_bytes[pool] = free + self.slot_bytes[victim]
+        blocked = self.blocked
+        victim = next(self.cache.victims(pool, key, blocked), -1)
+        if victim >= 0 and (left := free + self.slot_bytes[victim]) >= 0:
+            if blocked[victim] or self.state[victim] > UNUSED or self.pool_of[victim] != pool:
+                raise self._wrong(victim, pool, blocked)
+            self.free_bytes[pool] = left
             return (victim,)
         if victim < 0 and not must:
             return None
