@@ -215,6 +215,8 @@ class Roofline:
         return self._tail[rows, params]
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        if self._site_bytes is None:
+            site = 0  # sites differ only in their bytes
         if (precision, site, tokens) not in self._expert:
             self._expert[precision, site, tokens] = self._one_expert_ns(precision, site, tokens)
         return self._expert[precision, site, tokens]
