@@ -25,6 +25,8 @@ GROUPS = (None, "max", "top2sum")
 WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk", "sparsemixer")
 COUNTED = 8
 """Up to so many choices of a row are put in order by counting."""
+ADDED_IN_TURN = 7
+"""Up to so many numbers numpy adds one after another; of more it makes partial sums."""
 _FIELDS = ("score", "bias", "group", "n_group", "topk_group", "weight", "scale")
 _RARE = {"band": 0.0, "null_experts": 0}
 """Fields that few rules need, with their defaults; JSON has them only where they differ."""
@@ -177,9 +179,10 @@ class RoutingRule:
             return _sparsemixer(logits, ids, self.band) * self.scale
         chosen = np.take_along_axis(logits if self.weight.endswith("_topk") else scores, ids, -1)
         if self.weight == "norm":
-            total = chosen.sum(-1, keepdims=True)
+            total = sums(chosen)[..., None]
             # A row of zeros has no shares: it gets weights of 0 instead of NaN.
-            chosen = np.divide(chosen, total, out=np.zeros_like(chosen), where=total != 0)
+            there = True if total.all() else total != 0
+            chosen = np.divide(chosen, total, out=np.zeros_like(chosen), where=there)
         elif self.weight != "gather":
             chosen = _scores(chosen, self.weight.removesuffix("_topk"))
         return chosen * self.scale
@@ -279,7 +282,7 @@ def need_order(
     ordered = (weights[..., :-1] > weights[..., 1:]) | (
         (weights[..., :-1] == weights[..., 1:]) & (ids[..., :-1] < ids[..., 1:])
     )
-    others = ~_all(ordered) | ~_all(ids >= 0)
+    others = ~all_of(ordered) | ~all_of(ids >= 0)
     ids, weights = ids[others], weights[others]
     if ids.shape[-1] <= COUNTED:
         order[others] = _by_counting(ids, weights)
@@ -306,7 +309,7 @@ def _by_counting(ids: NDArray[np.integer], weights: NDArray[np.floating]) -> NDA
     return order
 
 
-def _all(held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def all_of(held: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """``all`` of the last axis, many times faster where that is short."""
     found = np.ones(held.shape[:-1], np.bool_)
     for rank in range(held.shape[-1]):
@@ -314,10 +317,22 @@ def _all(held: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return found
 
 
+def sums(values: Floats) -> Floats:
+    """``sum`` of the last axis, to the last bit; many times faster where that is short: numpy adds up
+    to seven numbers one after another.
+    """
+    if not 1 <= values.shape[-1] <= ADDED_IN_TURN:
+        return np.asarray(values.sum(-1))
+    found = values[..., 0].copy()
+    for rank in range(1, values.shape[-1]):
+        found += values[..., rank]
+    return found
+
+
 def reorder(order: NDArray[np.integer], *arrays: NDArray[Any]) -> None:
     """Put the choices of each row [.., K] of the ``arrays`` into this order, in place."""
     # Most rows stand in order: to see that is many times faster than to move them.
-    moved = ~_all(order == np.arange(order.shape[-1]))
+    moved = ~all_of(order == np.arange(order.shape[-1]))
     places = order[moved].astype(np.intp)
     for values in arrays:
         values[moved] = np.take_along_axis(values[moved], places, -1)
@@ -330,7 +345,7 @@ def shares_above(weights: NDArray[np.floating]) -> Floats:
     over the selected experts.
     """
     wide = weights.astype(np.float64)
-    total = wide.sum(-1)
+    total = sums(wide)
     above, so_far = np.empty_like(wide), np.zeros_like(total)
     for rank in range(wide.shape[-1]):  # many times faster than ``cumsum`` over a short last axis
         so_far += wide[..., rank]

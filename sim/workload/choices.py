@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray, ScoreRule
 from sim.policies.requires import end_of_stack
-from sim.traces.routing import RoutingRule, need_order, reorder, shares_above
+from sim.traces.routing import RoutingRule, all_of, need_order, reorder, shares_above
 from sim.traces.trace import Trace
 from sim.workload.prompt_forecasts import PromptForecasts
 from sim.workload.unions import Needs, Union, apart, merged, variants_of
@@ -172,7 +172,7 @@ class Choices:
         cells = self.sites * self.depth * self.experts
         for part, rows in self._parts(max(1, CELLS_AT_ONCE // cells)):
             scores = lookahead[rows, :, : self.depth]
-            known = np.isfinite(scores).all(axis=-1)
+            known = all_of(np.isfinite(scores))
             for rule, of_rule in asked.items():
                 kept = known & of_rule
                 experts[part][kept], weights[part][kept] = rule.route(scores[kept], self.top_k)

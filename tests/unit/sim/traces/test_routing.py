@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from sim.traces.routing import GROUPS, SCORES, WEIGHTS, RoutingRule, shares_above
+from sim.traces.routing import GROUPS, SCORES, WEIGHTS, RoutingRule, shares_above, sums
 
 NUM_EXPERTS, TOP_K = 8, 3
 BIAS = tuple(0.2 * math.sin(expert) for expert in range(NUM_EXPERTS))
@@ -260,3 +260,9 @@ def test_preferences_are_scores_and_bias_of_every_group() -> None:
 def test_a_group_of_one_has_no_second_best() -> None:
     rule = RoutingRule("identity", None, "top2sum", 3, 2)
     assert rule.route(np.array([[1.0, 3.0, 2.0]]), 2)[0].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("width", range(1, 20))
+def test_sums_of_short_rows_are_those_of_numpy_to_the_last_bit(width: int) -> None:
+    values = np.random.default_rng(width).lognormal(sigma=5, size=(3, 50, width))
+    assert np.array_equal(sums(values), values.sum(-1))
