@@ -184,20 +184,19 @@ class Claims:
         found = state[wanted]
         if found <= UNUSED or len(self._rows) == 1:
             return wanted
-        key = wanted - plane
+        key, coming = wanted - plane, wanted
         while key >= 0:
-            if state[key] <= UNUSED:
+            held = state[key]
+            if held <= UNUSED:
                 return key
+            if held == IN_FLIGHT and coming == wanted:
+                coming = key
             key -= plane
         if self.loader.low_for_high:
             for key in range(wanted + plane, len(state), plane):
                 if state[key] <= UNUSED:
                     return key
-        if found != IN_FLIGHT:
-            for key in range(wanted - plane, -1, -plane):
-                if state[key] == IN_FLIGHT:
-                    return key
-        return wanted
+        return wanted if found == IN_FLIGHT else coming
 
     # ---- claims and evictions
 

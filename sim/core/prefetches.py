@@ -368,12 +368,12 @@ class Prefetches(Transfers):
         experts: now the selector decides about these.
         """
         site, plane, units = choice.site, self._plane, self.geometry.units
-        found: list[int] = []
-        for variant, key in zip(variants, choice.keys, strict=True):
+        found, keys = list(variants), choice.keys
+        for place, variant in enumerate(variants):
             if variant == ASK:
+                key = keys[place]
                 p = self.selector.decide(site, key % units, self)
-                variant = key + p * plane if p >= 0 else SKIP
-            found.append(variant)
+                found[place] = key + p * plane if p >= 0 else SKIP
         return found
 
     def _forecast_keys(self, choice: Choice) -> list[int]:

@@ -58,16 +58,16 @@ class RoutedChoice:
     The object is reused: it reads what its gate has found for the step.
     """
 
-    __slots__ = ("_gate", "_j", "site")
+    __slots__ = ("_from", "_gate", "_j", "site")
 
     def __init__(self, gate: StepGate, site: int, j: int) -> None:
-        self._gate, self._j = gate, j
+        self._gate, self._j, self._from = gate, j, site - j
         self.site = site
 
     @property
     def keys(self) -> list[int]:
         gate, j = self._gate, self._j
-        return (gate.keys_ahead or gate.look_ahead())[j - 1][self.site - j]
+        return (gate.keys_ahead or gate.look_ahead())[j - 1][self._from]
 
     @property
     def needs(self) -> Sequence[int]:
@@ -76,16 +76,16 @@ class RoutedChoice:
 
     @property
     def tokens(self) -> Sequence[int]:
-        return self._gate.forecast_of(self._j).tokens[self.site - self._j]
+        return self._gate.forecast_of(self._j).tokens[self._from]
 
     @property
     def scores(self) -> Sequence[float]:
-        return self._gate.forecast_scores(self._j)[self.site - self._j]
+        return self._gate.forecast_scores(self._j)[self._from]
 
     def variants(self, rule: ScoreRule) -> list[int]:
         gate, j = self._gate, self._j
         by_site = gate.variants_ahead[j] if gate.rule is rule else None
-        return (by_site or gate.name_variants(rule, j))[self.site - j]
+        return (by_site or gate.name_variants(rule, j))[self._from]
 
     @property
     def experts(self) -> IntArray:
