@@ -45,6 +45,7 @@ class Slots:
     ) -> None:
         plan = cache.pools(geometry)
         self.geometry, self.cache, self.overflows = geometry, cache, overflows
+        self._names_first = names_first(type(cache))
         self.state = [ABSENT] * geometry.num_keys
         self.pinned = bytearray(geometry.num_keys)
         self.blocked = bytearray(geometry.num_keys)
@@ -146,7 +147,10 @@ class Slots:
                 self._least_free[pool] = free
             return ()
         blocked = self.blocked
-        victim = next(self.cache.victims(pool, key, blocked), -1)
+        if self._names_first:
+            victim = self.cache.first_victim(pool, key, blocked)
+        else:
+            victim = next(self.cache.victims(pool, key, blocked), -1)
         if victim >= 0 and (left := free + self.slot_bytes[victim]) >= 0:
             if blocked[victim] or self.state[victim] > UNUSED or self.pool_of[victim] != pool:
                 raise self._wrong(victim, pool, blocked)
@@ -241,3 +245,17 @@ class Slots:
         for pool, free in enumerate(self.free_bytes):
             assert free <= self.room_bytes[pool], (pool, free)
             assert free >= 0 or self.overflows or self.is_lent_to, (pool, free)
+
+
+def names_first(policy: type) -> bool:
+    """Whether a class of policies, or what it derives from, has a ``first_victim`` of its own, and no
+    other ``victims`` below that.
+    """
+    for kind in policy.__mro__:
+        if kind is CachePolicy:
+            break
+        if "first_victim" in vars(kind):
+            return True
+        if "victims" in vars(kind):
+            break
+    return False

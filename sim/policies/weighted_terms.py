@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,6 +54,14 @@ class WeightedTerms(Scored):
         score: Floats = quotient + self._far[self._site][pool]
         score += absent
         return score
+
+    def first_victim(self, pool: int, incoming: int, blocked: bytearray) -> int:
+        score = self._scores_of(pool)
+        best = int(score.argmin())
+        key = self._names[pool][best]
+        if blocked[key] or score.item(best) == math.inf:
+            return next(self.victims(pool, incoming, blocked), -1)
+        return key
 
     def on_requests(
         self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate

@@ -42,6 +42,7 @@ class WatchedCache:
         self.came: Counter[int] = Counter()
         self.went: Counter[int] = Counter()
         self._victims, self._admit = policy.victims, policy.admit
+        self._first_victim = policy.first_victim
         self._on_insert, self._on_evict, self._on_requests = (
             policy.on_insert,
             policy.on_evict,
@@ -49,7 +50,7 @@ class WatchedCache:
         )
         self.pool_of: Sequence[int] = ()
         # The policy was told the pools' initial contents before this watch began.
-        for name in ("victims", "admit", "on_insert", "on_evict", "on_requests"):
+        for name in ("victims", "first_victim", "admit", "on_insert", "on_evict", "on_requests"):
             setattr(policy, name, getattr(self, name))
 
     def _unchanged(self, question: Callable[[], Any]) -> Any:
@@ -73,6 +74,12 @@ class WatchedCache:
         assert set(order) == may_go, "victims are what is resident in the pool and not blocked"
         self.offered += len(order)
         return iter(order)
+
+    def first_victim(self, pool: int, incoming: int, blocked: bytearray) -> int:
+        first = next(self.victims(pool, incoming, blocked), -1)
+        answer: int = self._unchanged(lambda: self._first_victim(pool, incoming, blocked))
+        assert answer == first, "the first victim is the first of all"
+        return first
 
     def admit(self, key: int, victims: Sequence[int]) -> bool:
         assert key not in self.told, "what is there does not come in again"

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from sim.core.slots import names_first
 from sim.policies.recency import LRU
+from sim.policies.weighted_score import WeightedScore
 from sim.setup.execute import execute
 from sim.study.trials import prepared
 
@@ -73,3 +75,16 @@ def test_a_victim_of_another_pool_is_none(retention: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(LRU, "victims", of_the_others)
     with pytest.raises(ValueError, match=r"fp16, which is of pool \d+, not \d+\. It must name"):
         execute(run)
+
+
+def test_a_first_victim_counts_only_where_no_class_below_says_other_victims() -> None:
+    class Others(WeightedScore):
+        def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
+            return iter(())
+
+    class Both(Others):
+        def first_victim(self, pool: int, incoming: int, blocked: bytearray) -> int:
+            return -1
+
+    asked = [names_first(kind) for kind in (WeightedScore, Others, Both, LRU)]
+    assert asked == [True, False, True, False]
