@@ -103,6 +103,9 @@ class _Choosing:
             if key not in (self.first, self.spared, self.pinned):
                 yield key
 
+    def first_victim(self, pool: int, incoming: int, blocked: bytearray) -> int:
+        return next(self.victims(pool, incoming, blocked), -1)
+
 
 class CacheWalk:
     """The walk of one log under one contract, with or without a fault.

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sim.policies.base import Gate
-from sim.policies.scored import Floats, Scored, as_slice
+from sim.policies.scored import Floats, Scored, Within, as_slice
 from sim.values.types import Geometry, PoolPlan
+
+
+class Views:
+    """By pool the quotients of its keys, and what marks absent ones, where slices make views of these.
+
+    A view that is pickled becomes an array of its own. So these are made anew of what they are of.
+    """
+
+    def __init__(
+        self,
+        quotient: Floats,
+        absent: Floats,
+        experts: Sequence[Within],
+        within: Sequence[Within],
+    ) -> None:
+        self._made_of = quotient, absent, experts, within
+        self.by_pool = [
+            (quotient[of_pool], absent[at])
+            if isinstance(of_pool, slice) and isinstance(at, slice)
+            else None
+            for of_pool, at in zip(experts, within, strict=True)
+        ]
+
+    def __reduce__(self) -> tuple[type[Views], tuple[Any, ...]]:
+        return Views, self._made_of
 
 
 class WeightedTerms(Scored):
@@ -32,13 +58,7 @@ class WeightedTerms(Scored):
         """By the site of the last gate and by pool, the last term of each key."""
         # The part of a score that is divided by T, and the quotient, by expert.
         self._sum, self._quotient = np.zeros(self._plane), np.zeros(self._plane)
-        # By pool the quotients, and what marks absent keys, where slices make views of these.
-        self._views = [
-            (self._quotient[experts], self._absent[within])
-            if isinstance(experts, slice) and isinstance(within, slice)
-            else None
-            for experts, within in zip(self._experts, self._within, strict=True)
-        ]
+        self._views = Views(self._quotient, self._absent, self._experts, self._within)
         self._begin_sequence()
         self._token, self._site = 1, 0
 
@@ -47,7 +67,7 @@ class WeightedTerms(Scored):
         self._sum[:] = self._quotient[:] = 0.0
 
     def _scores_of(self, pool: int) -> Floats:
-        quotient, absent = self._views[pool] or (
+        quotient, absent = self._views.by_pool[pool] or (
             self._quotient[self._experts[pool]],
             self._absent[self._within[pool]],
         )

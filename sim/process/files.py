@@ -9,12 +9,11 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from polars.exceptions import PolarsError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a full share of one, and a file that is larger than files may be."""
@@ -46,11 +45,17 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except NotWrittenError:
         raise
-    except (OSError, PolarsError) as error:
+    except _of_writing() as error:
         is_full = isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None
         if not is_full and not any(word in str(error) for word in OF_DISK):
             raise
         raise NotWrittenError(f"{path} cannot be written ({error})") from error
+
+
+def _of_writing() -> tuple[type[Exception], ...]:
+    """What writing raises. Polars' error is known where polars is in use; some machines have none."""
+    polars = sys.modules.get("polars.exceptions")
+    return (OSError,) if polars is None else (OSError, polars.PolarsError)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -193,6 +193,7 @@ FIGURES: tuple[Figure, ...] = (
     *rows(M, "shared_intermediate expert_biases", "layers_beside", SLOWER),
     *rows(M, "other_layer_params other_site_params", "layers_beside", SLOWER),
     *rows(LATENT, "query_rank kv_rank rope_dim nope_dim value_dim", "latent", SLOWER),
+    *rows(LATENT, "unfolds", "latent_prompt", OTHER, False),
     *rows(M, "fused_gate", "lanes", OTHER, True),
     *rows(M, "null_experts", "null_experts", FASTER),
     *rows(M, "encoder_sites", "encoder", OTHER, 1),

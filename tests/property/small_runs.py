@@ -285,6 +285,10 @@ RUNS: Mapping[str, Config] = {
     },
     "context": {"workload.context_tokens": 512, "model.windows": [256, 0]},
     "latent": {"workload.context_tokens": 512, "model.latent": LATENT},
+    "latent_prompt": {
+        "workload.context_tokens": 4096,
+        "model.latent": LATENT | {"kv_rank": 256, "nope_dim": 4, "value_dim": 4},
+    },
     "encoder": {"model.encoder_sites": 2},
     "null_experts": {"model.null_experts": 2},
     "transplant": {"model.gates_of": "small", "model.sizes_of": "larger"},
