@@ -41,6 +41,9 @@ from real.suite.pairs import (
     write_pairs,
 )
 from real.suite.pairs_page import HEAD, all_lines, cells, draw, line_cells, markdown, of_gates
+from real.suite.sheets import by_machine, sheet_errors
+from real.suite.sheets import told as told_of_sheets
+from sim.machine.data_sheets import KEPT, SheetErrors
 from sim.machine.hardware import NEVER
 from sim.machine.validated import Validated
 from sim.process.printing import print_text
@@ -77,7 +80,11 @@ def main(arguments: Sequence[str]) -> int:
     console.print(_table("what is asked", ("line", "found", "asked", ""), map(line_cells, found)))
     for machines, gates in of_gates(pairs):
         print_text(console, f"{machines}: {gates}")
-    wrong = [] if "control" in given else list(disagreeing(validated_of(pairs)))
+    sheets = by_machine(pairs)
+    print_text(console, told_of_sheets(sheets))
+    wrong = (
+        [] if "control" in given else list(disagreeing(validated_of(pairs), sheet_errors(sheets)))
+    )
     for line in wrong:
         print_text(console, line)
     return 0 if all(line.holds for line in found) and not wrong else 1
@@ -140,21 +147,27 @@ def _write(folder: Path, pairs: Sequence[Pair]) -> None:
     draw(pairs, folder / "fidelity")
 
 
-def disagreeing(found: Mapping[str, Validated]) -> Iterator[str]:
-    """What a machine's file says of its errors where its pairs say otherwise."""
+def disagreeing(found: Mapping[str, Validated], sheets: SheetErrors) -> Iterator[str]:
+    """What a machine's file, or that of data sheets, says of errors where the pairs say otherwise."""
     for name in names("hardware"):
         told, known = of_file("hardware", name).get("validated", NEVER), found.get(name)
         asked = NEVER if known is None else _rounded(known)
         if told != asked:
             yield f"conf/hardware/{name}.yaml says validated: {told}; its pairs say {asked}"
+    if (kept := _digits(KEPT)) != (asked := _digits(sheets)):
+        yield f"sim/machine/data_sheets.py says {kept}; the pairs say {asked}"
 
 
 def _rounded(error: Validated) -> dict[str, object]:
     """An error as a machine's file has it."""
     return {
         "_target_": "sim.machine.Validated",
-        **{name: float(f"{value:.{DIGITS}g}") for name, value in asdict(error).items()},
+        **_digits(error),
     }
+
+
+def _digits(error: Validated | SheetErrors) -> dict[str, float]:
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in asdict(error).items()}
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

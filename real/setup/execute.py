@@ -96,7 +96,7 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Res
     labels = as_it_ran(run, frames, prepared.request, rounding_in(prepared.weights))
     summary["labels"] = replace(labels, machine=_stands_for(labels.machine, facts)).kinds()
     # These times were measured: no error of a simulation is theirs.
-    summary["calibration"] |= {"error": None, "ci95": None}
+    summary["calibration"] |= {"error": None, "data_sheets": None, "ci95": None}
     return Result({**summary, "real": facts}, frames)
 
 

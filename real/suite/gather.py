@@ -17,6 +17,8 @@ from real.suite.pairs import (
     ONE,
     PREDICTED,
     READ,
+    SHEETS,
+    SHEETS_AND_LINK,
     STALL,
     STEP,
     TOKEN,
@@ -40,8 +42,7 @@ from sim.results.labels import caption
 GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_pcie5")}
 """What a GPU is called here, its measured machine of ``conf/hardware``, and that of data sheets."""
 VALIDATION = "validation/validation.json"
-CALIBRATION, SHEETS = "a calibration and some recordings", "data sheets"
-SHEETS_AND_LINK = "data sheets, and the link's rate as told"
+CALIBRATION = "a calibration and some recordings"
 OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
 PHONE = "OnePlus 15R"
 OF_SAME_MACHINE = {PHONE: "oneplus_15r", "Tesla P40": "p40_pcie3", "GB10": "gb10"}

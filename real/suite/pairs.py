@@ -32,6 +32,8 @@ one token.
 """
 MEANS = (TOKEN, STEP, READ)
 """Those that are the mean of a run."""
+SHEETS, SHEETS_AND_LINK = "data sheets", "data sheets, and the link's rate as told"
+"""What predictions of machines that nobody measured are made of."""
 CONTROLS = ("rates_1.1", "rates_0.9", "contention_off")
 """Machines that are wrong on purpose: all rates, or who slows whom."""
 DIGITS = 7

@@ -24,8 +24,10 @@ from sim.answers.ask_quality import quality_of
 from sim.answers.breakeven import in_three_digits
 from sim.answers.link_words import with_peak
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
+from sim.machine.data_sheets import of_preset
 from sim.machine.devices import device_of
 from sim.machine.precision import PRECISION_BITS
+from sim.results.believed import whose
 from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
 from sim.results.latency import decode_time_and_tokens
@@ -104,6 +106,7 @@ def _precision_of(system: str) -> str:
 def row_of(words: Sequence[str], found: Trial) -> Row:
     """The row of a trial."""
     summary, labels = found.summary, labels_in(found.summary)
+    calibration = summary["calibration"]
     kind = BOUND if not labels.is_system else LOSSY if labels.lossy else LOSSLESS
     slots = summary["budget"]["slots"]
     lost = lost_of(summary)
@@ -120,7 +123,8 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
         sum(summary["stall_s"].values()) / summary["makespan_s"],
         lost or (labels.lossy or "nothing").removeprefix("lossy (").removesuffix(")"),
         labels,
-        with_machine=_pair((summary["calibration"].get("ci95") or {}).get("decode_tokens_per_s")),
+        with_machine=_pair((calibration.get("ci95") or {}).get("decode_tokens_per_s")),
+        errors=whose(calibration),
         stored_gib=summary["storage_bytes"] / GIB,
     )
 
@@ -199,6 +203,7 @@ def answer(
         tuple(row for some in asked for row in behind_the_fastest(some, times)),
         "" if was_asked else run.model.stored,
         machine.links[-1].name,
+        str(of_preset(machine.preset) or ""),
     )
     best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.named(kind))]
     if found.left_out:

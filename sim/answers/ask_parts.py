@@ -35,7 +35,9 @@ class Row:
     labels: Labels
     quality: Quality | None = None
     with_machine: tuple[float, float] | None = None
-    """``interval`` with the machine's error too, where that is known."""
+    """``interval`` with the errors of machines too, where these are known."""
+    errors: str = "the machine's error"
+    """Whose errors these are."""
     stored_gib: float = 0.0
     """What all experts take beyond the link, at every precision that the system uses."""
     behind: Paired | None = None
@@ -127,6 +129,8 @@ class Found:
     """The precision of the published model, where nobody was asked at it."""
     home: str = PCIE
     """The machine's outermost link: all experts lie behind it."""
+    data_sheets: str = ""
+    """How far machines from data sheets were off; empty where this one was measured."""
 
     def of(self, kind: str) -> list[Row]:
         """The rows of a kind, fastest first."""

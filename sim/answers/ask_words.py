@@ -201,8 +201,8 @@ def _fastest(kind: str, rows: Sequence[Row], home: str, where: str = "") -> str:
 
 
 def _with_machine(row: Row) -> str:
-    """The interval that has the machine's error too; empty where nobody knows that error."""
-    return f" (with the machine's error{between(row.with_machine)})" if row.with_machine else ""
+    """The interval that has the machine's errors too; empty where nobody knows any."""
+    return f" (with {row.errors}{between(row.with_machine)})" if row.with_machine else ""
 
 
 def _resident(found: Found) -> Iterator[str]:
@@ -238,6 +238,7 @@ def _target(found: Found) -> Iterator[str]:
 def _surely(found: Found) -> str:
     """How sure all of this is."""
     seen = found.validated or "no time of this machine was ever compared with a real one's"
+    seen += f"; {found.data_sheets}" if found.data_sheets else ""
     kind = (
         "measured" if found.preset == "calibrated" else "from data sheets and stated efficiencies"
     )

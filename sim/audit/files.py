@@ -72,6 +72,8 @@ UNFINISHED = ".unfinished"
 """A file in a folder of results while a command writes them."""
 MEMORY = ("memory_gib", "reserved_gib")
 """Keys of a machine that change no time."""
+FROM_SHEETS = ("roofline", "paper")
+"""The presets of machines whose figures are those of data sheets, or of what a paper tells."""
 
 
 class NoRunError(ValueError):
@@ -165,6 +167,16 @@ class RunFiles:
         if not isinstance(told, dict) or changed or hardware.get("devices"):
             return None
         return {name: value for name, value in told.items() if name != "_target_"}
+
+    @property
+    def shared_error(self) -> dict[str, float] | None:
+        """How far machines of data sheets were from measured ones, as the summary says.
+
+        None where the machine's figures are not of data sheets.
+        """
+        if self.config["hardware"].get("preset") not in FROM_SHEETS:
+            return None
+        return self.summary["calibration"]["data_sheets"]
 
     @cached_property
     def decode(self) -> pl.DataFrame:

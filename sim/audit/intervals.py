@@ -101,7 +101,7 @@ def _hits(run: RunFiles) -> Parts:
 
 
 def interval(
-    above: Sequence[float], below: Sequence[float], machine: Mapping[str, float] | None = None
+    above: Sequence[float], below: Sequence[float], machines: Sequence[tuple[float, float]] = ()
 ) -> tuple[float, float] | None:
     """The 95 % interval of ``sum(above) / sum(below)``, or None where there is none.
 
@@ -113,7 +113,9 @@ def interval(
     3. Each squared error is scaled so that its expectation becomes the sequence's share.
     4. The degrees of freedom are those of the sum of these squares.
 
-    With ``machine`` its mean squared error is one square more, of as many degrees as systems.
+    ``machines`` are logarithmic errors, each after the number of systems or machines that it is of.
+    The mean of their squares is one square more, of as many degrees as there are systems and
+    machines.
     """
     counted = [(a, b) for a, b in zip(above, below, strict=True) if a or b]
     if len(counted) < 2 or not fsum(b for _, b in counted):
@@ -127,9 +129,10 @@ def interval(
     form = np.sqrt(share)[:, None] * (left.T @ np.diag(scale) @ left) * np.sqrt(share)
     freedom = np.trace(form) ** 2 / (form**2).sum()
     square = float((scale * seen**2).sum())
-    if machine is not None:
+    if machines:
         # Welch and Satterthwaite: of a sum of estimated variances.
-        more, of = machine["log_error"] ** 2, machine["systems"]
+        of = sum(count for count, _ in machines)
+        more = sum(count * error**2 for count, error in machines) / of
         freedom = (square + more) ** 2 / (square**2 / freedom + more**2 / of) if more else freedom
         square += more
     reach = stdtrit(freedom, 0.975) * np.sqrt(square)
@@ -155,12 +158,20 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
     for name, (above, below) in parts(run).items():
         ends = of_share(above, below) if name == "hit_ratio" else interval(above, below)
         yield from _rules_of(run, f"ci95.{name}", ratio(fsum(above), fsum(below)), ends)
-    if run.is_real or (error := run.machine_error) is None:
+    machines = [] if run.is_real else _of_machines(run)
+    if not machines:
         return
     for name in WITH_MACHINE:
         above, below = parts(run)[name]
-        value, ends = ratio(fsum(above), fsum(below)), interval(above, below, error)
+        value, ends = ratio(fsum(above), fsum(below)), interval(above, below, machines)
         yield from _rules_of(run, f"calibration.ci95.{name}", value, ends)
+
+
+def _of_machines(run: RunFiles) -> list[tuple[float, float]]:
+    """The errors of the run's machine and of machines of data sheets, as `interval` takes them."""
+    own, shared = run.machine_error, run.shared_error
+    found = [] if own is None else [(own["systems"], own["log_error"])]
+    return found if shared is None else [*found, (shared["machines"], shared["log_error"])]
 
 
 def _rules_of(

@@ -66,7 +66,7 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
     if run.is_real:
         yield from (
             Rule(f"calibration.{key}", None, "what a device took has no error of a machine's file")
-            for key in ("error", "ci95")
+            for key in ("error", "data_sheets", "ci95")
         )
         yield from (
             Left(key, OF_A_DEVICE)
@@ -80,12 +80,17 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
     error = run.machine_error
     compared = "none" if error is None else "compared"
     yield Rule("calibration.validated", compared, "hardware.validated, if no word changed times")
+    shared = run.shared_error
     if error is None:
         yield Rule("calibration.error", None, "nobody compared this machine")
-        yield Rule("calibration.ci95", None, "nobody compared this machine")
-        return
-    for key, value in error.items():
+    for key, value in (error or {}).items():
         yield Rule(f"calibration.error.{key}", value, f"hardware.validated.{key}")
+    if shared is None:
+        yield Rule("calibration.data_sheets", None, "its figures are not of data sheets")
+    else:
+        yield Left("calibration.data_sheets", "it is of other machines' runs: moelab fidelity")
+    if error is None and shared is None:
+        yield Rule("calibration.ci95", None, "nobody knows an error of this machine")
 
 
 def _title(hardware: Mapping[str, Any]) -> Any:

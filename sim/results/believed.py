@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from sim.machine.data_sheets import believed, of_preset
 from sim.machine.hardware import NEVER
 from sim.results.frames import Frames
 from sim.results.intervals import interval_beside
@@ -43,19 +45,31 @@ def decode_parts(frames: Frames) -> dict[str, tuple[Floats, Floats]]:
 
 
 def calibration_section(run: Run, frames: Frames) -> dict[str, Any]:
-    """The machine, its error, and the 95 % intervals that add it to the sequences' (C112).
+    """The machine, its errors, and the 95 % intervals that add them to the sequences' (C112).
 
-    The degrees of freedom of the error are its different systems: runs of one system err alike.
+    A machine of data sheets shares the errors of all of these. The degrees of freedom are the
+    machine's different systems, since runs of one system err alike, and those machines.
     """
-    error = error_of(run)
+    error, shared = error_of(run), of_preset(run.hardware.preset)
+    both = believed(error, shared)
     return {
         "id": f"{run.hardware.name}/{run.hardware.preset}",
         "validated": NEVER if error is None else COMPARED,
         "error": None if error is None else asdict(error),
+        "data_sheets": None if shared is None else asdict(shared),
         "ci95": None
-        if error is None
-        else {
-            name: interval_beside(*parts, error.log_error, error.systems)
-            for name, parts in decode_parts(frames).items()
-        },
+        if both is None
+        else {name: interval_beside(*parts, *both) for name, parts in decode_parts(frames).items()},
     }
+
+
+def whose(calibration: Mapping[str, Any]) -> str:
+    """Whose errors the intervals of a summary's ``calibration`` add, in words.
+
+    >>> whose({"data_sheets": {"machines": 18}}), whose({"data_sheets": None})
+    ('errors as of 18 machines from data sheets', "the machine's error")
+    """
+    shared = calibration.get("data_sheets")
+    if shared is None:
+        return "the machine's error"
+    return f"errors as of {shared['machines']} machines from data sheets"

@@ -13,6 +13,8 @@ from real import fidelity
 from real.fidelity import disagreeing, main
 from real.suite.pairs import read_pairs, validated_of
 from real.suite.prediction import REPLAYS, Row, calibrating_facts, calibrating_runs, write_machine
+from real.suite.sheets import by_machine, sheet_errors
+from sim.machine.data_sheets import KEPT
 from sim.machine.hardware import NEVER
 from sim.results.labels import Labels
 from sim.study.trials import trial
@@ -102,7 +104,14 @@ def test_a_run_without_a_pair_is_told_with_the_reason(monkeypatch: pytest.Monkey
 
 
 def test_every_machine_says_the_error_that_its_pairs_have() -> None:
-    assert list(disagreeing(validated_of(read_pairs()))) == []
+    assert list(disagreeing(validated_of(read_pairs()), KEPT)) == []
+
+
+def test_the_errors_of_data_sheets_are_those_of_the_pairs_and_another_one_is_told() -> None:
+    found = sheet_errors(by_machine(read_pairs()))
+    assert list(disagreeing(validated_of(read_pairs()), found)) == []
+    (line,) = disagreeing(validated_of(read_pairs()), replace(found, machines=found.machines + 1))
+    assert line.startswith("sim/machine/data_sheets.py says")
 
 
 def test_a_machine_that_says_another_error_is_told_and_missed(
@@ -111,8 +120,8 @@ def test_a_machine_that_says_another_error_is_told_and_missed(
     found = validated_of(read_pairs())
     name = next(iter(found))
     wrong = {**found, name: replace(found[name], runs=found[name].runs + 1)}
-    assert [line.split()[0] for line in disagreeing(wrong)] == [f"conf/hardware/{name}.yaml"]
-    assert [line.split()[0] for line in disagreeing({**found, "gb10": found[name]})] == [
+    assert [line.split()[0] for line in disagreeing(wrong, KEPT)] == [f"conf/hardware/{name}.yaml"]
+    assert [line.split()[0] for line in disagreeing({**found, "gb10": found[name]}, KEPT)] == [
         "conf/hardware/gb10.yaml"
     ]
     monkeypatch.setattr(fidelity, "all_lines", lambda _: [])

@@ -59,6 +59,7 @@ FULL = Row(
     Labels(changed=("a=b",)),
     None,
     (9.0, 16.0),
+    "the machine's error",
     1.5,
 )
 
@@ -72,6 +73,15 @@ FULL = Row(
             {"interval": None, "first_interval": None, "with_machine": None},
         ),
         ({"calibration": {"ci95": None}}, {"with_machine": None}),
+        (
+            {
+                "calibration": {
+                    "data_sheets": {"machines": 7},
+                    "ci95": {"decode_tokens_per_s": [5.0, 30.0]},
+                }
+            },
+            {"with_machine": (5.0, 30.0), "errors": "errors as of 7 machines from data sheets"},
+        ),
         (
             {"labels": {"lossy": "lossy (every expert at int8 or below)"}},
             {"kind": "lossy", "lost": "every expert at int8 or below"},

@@ -152,6 +152,8 @@ def test_where_nothing_runs_that_is_said_and_how_sure_the_rest_is() -> None:
     assert told(found()) == NONE
     last = paragraph(found(preset="calibrated", validated="within 3 %")).split("\n")[-1]
     assert "the machine is measured, and within 3 %; prompts" in last
+    last = paragraph(found(preset="roofline", data_sheets="others were off")).split("\n")[-1]
+    assert "compared with a real one's; others were off; prompts" in last
 
 
 def test_the_fastest_system_is_named_with_what_it_loses() -> None:

@@ -35,6 +35,7 @@ def test_devices_with_links_of_their_own_have_one_each(
 
 
 ERROR = {"log_error": 0.2, "systems": 5}
+SHARED = {"machines": 9, "middle_factor": 1.5, "log_error": 0.6}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_a_machine_is_told_with_its_devices_its_preset_and_its_error() -> None:
         "calibration.validated": "compared",
         "calibration.error.log_error": pytest.approx(0.2),
         "calibration.error.systems": 5,
+        "calibration.data_sheets": None,
     }
     devices = {"count": 2, "split": "experts", "links": "own"}
     assert given(settings._identity(files(hardware=machine | {"devices": devices}, **config))) == (
@@ -93,9 +95,21 @@ def test_a_machine_is_told_with_its_devices_its_preset_and_its_error() -> None:
             "hardware": "2 x m (experts)",
             "calibration.validated": "none",
             "calibration.error": None,
+            "calibration.data_sheets": None,
             "calibration.ci95": None,
         }
     )
+    shared = {"overrides": [], "calibration": {"data_sheets": SHARED}}
+    sheets = files(hardware=machine | {"preset": "paper"}, **config | {"summary": shared})
+    assert sheets.shared_error == SHARED
+    assert given(settings._identity(sheets)) == same | {
+        "hardware": "m",
+        "preset": "paper",
+        "calibration.id": "m/paper",
+        "calibration.validated": "none",
+        "calibration.error": None,
+        "calibration.data_sheets": Left,
+    }
 
 
 @pytest.mark.parametrize(

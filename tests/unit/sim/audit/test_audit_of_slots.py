@@ -55,12 +55,15 @@ def test_two_equal_sequences_have_one_degree_of_freedom_and_a_machine_has_its_sy
     reach = stdtrit(1, 0.975) * 0.4
     alone = (exp(-reach), exp(reach))
     assert intervals.interval(above, below) == near(alone)
-    exact = {"log_error": 0.0, "systems": 2}
-    assert intervals.interval(above, below, exact) == near(alone)
+    assert intervals.interval(above, below, [(2, 0.0)]) == near(alone)
     assert intervals.of_share([4, 6], [10, 10]) == near([end / (1 + end) for end in alone])
     # 0.16 + 0.09, of (0.25^2) / (0.16^2 / 1 + 0.09^2 / 2) degrees.
     reach = stdtrit(0.0625 / 0.02965, 0.975) * 0.5
-    told = intervals.interval(above, below, {"log_error": 0.3, "systems": 2})
+    told = intervals.interval(above, below, [(2, 0.3)])
+    assert told == near((exp(-reach), exp(reach)))
+    # Three machines of 0.5 beside the two systems: (2 x 0.09 + 3 x 0.25) / 5 = 0.186, of 5 degrees.
+    reach = stdtrit(0.346**2 / (0.16**2 + 0.186**2 / 5), 0.975) * 0.346**0.5
+    told = intervals.interval(above, below, [(2, 0.3), (3, 0.5)])
     assert told == near((exp(-reach), exp(reach)))
 
 
@@ -102,7 +105,7 @@ def test_an_interval_is_expected_of_what_was_told_and_with_the_machine_where_it_
         expected |= {f"ci95.{name}[{place}]": near(end) for place, end in enumerate(ends)}
     plain = dict(expected)
     for name in ("decode_tokens_per_s", "tpot_s"):
-        ends = intervals.interval(*parts[name], {"log_error": 0.3, "systems": 2})
+        ends = intervals.interval(*parts[name], [(2, 0.3)])
         assert ends is not None
         expected[f"calibration.ci95.{name}"] = value[name]
         expected |= {

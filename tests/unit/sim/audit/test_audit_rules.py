@@ -268,6 +268,7 @@ def test_a_device_has_its_own_name_and_no_error_of_a_file() -> None:
         "workload": "static",
         "seed": 3,
         "calibration.error": None,
+        "calibration.data_sheets": None,
         "calibration.ci95": None,
         "hardware": of_a_device,
         "preset": of_a_device,

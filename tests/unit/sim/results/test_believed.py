@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from math import exp, sqrt
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from scipy.special import stdtrit
 
 from sim.audit.__main__ import main as audit_main
+from sim.machine.data_sheets import KEPT, believed
 from sim.machine.validated import Validated
+from sim.results.believed import decode_parts
 from sim.results.intervals import estimate, interval_beside, mean_interval, ratio_interval
 from sim.results.outputs import answer, write_outputs
 from sim.setup.execute import execute
@@ -24,16 +27,19 @@ FEW = ("system=lru", "trace.max_sequences=3", "workload.decode_tokens=4")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A machine whose times were compared."""
+    """Two machines whose times were compared: one that was measured, and one from data sheets."""
     place = tmp_path_factory.mktemp("conf")
     (place / "hardware").mkdir()
-    text = f"defaults: [rtx4090_pcie4, _self_]\nname: known\nvalidated: {ERROR.replace(',', ', ').replace(':', ': ')}\n"
-    (place / "hardware" / "known.yaml").write_text(text, encoding="utf-8")
+    error = ERROR.replace(",", ", ").replace(":", ": ")
+    for name, preset in (("known", "calibrated"), ("sheets", "roofline")):
+        text = f"defaults: [rtx4090_pcie4, _self_]\nname: {name}\npreset: {preset}\nvalidated: {error}\n"
+        (place / "hardware" / f"{name}.yaml").write_text(text, encoding="utf-8")
     return place
 
 
-def on(folder: Any, *words: str) -> dict[str, Any]:
-    return trial((*FEW, "hardware=known", f"hydra.searchpath=[file://{folder}]", *words)).summary
+def on(folder: Any, *words: str, machine: str = "known") -> dict[str, Any]:
+    place = f"hydra.searchpath=[file://{folder}]"
+    return trial((*FEW, f"hardware={machine}", place, *words)).summary
 
 
 def test_variances_add_and_the_degrees_of_freedom_are_satterthwaites() -> None:
@@ -104,6 +110,23 @@ def test_a_run_quotes_its_machine_and_adds_its_error(folder: Any) -> None:
     assert f"; with the machine's error {low:.3g} to {high:.3g})" in answer(summary)
 
 
+def test_a_machine_from_data_sheets_shares_the_errors_of_all_of_them(folder: Any) -> None:
+    """Its own six systems and those machines are averaged; alone these are what is expected."""
+    for machine, own in (("sheets", Validated(18, 6, 1.05, 1.3, 0.1)), ("rtx4090_pcie4", None)):
+        result = execute(
+            prepared((*FEW, f"hardware={machine}", f"hydra.searchpath=[file://{folder}]"))
+        )
+        told = result.summary["calibration"]
+        expected = believed(own, KEPT)
+        assert expected is not None
+        parts = decode_parts(result.frames)["decode_tokens_per_s"]
+        assert told["ci95"]["decode_tokens_per_s"] == interval_beside(*parts, *expected)
+        assert told["data_sheets"] == asdict(KEPT)
+        low, high = told["ci95"]["decode_tokens_per_s"]
+        words = f"; with errors as of {KEPT.machines} machines from data sheets {low:.3g} to {high:.3g})"
+        assert words in answer(result.summary)
+
+
 @pytest.mark.alike
 @pytest.mark.parametrize(
     ("word", "is_known"),
@@ -132,10 +155,11 @@ def test_one_sequence_has_the_quote_and_no_interval(folder: Any) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("machine", ["known", "sheets"])
 def test_the_audit_computes_both_intervals_again_and_finds_a_wrong_one(
-    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    machine: str, folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = prepared((*FEW, "hardware=known", f"hydra.searchpath=[file://{folder}]"))
+    run = prepared((*FEW, f"hardware={machine}", f"hydra.searchpath=[file://{folder}]"))
     result = execute(run)
     write_outputs(tmp_path / "run", result.summary, run.config, result.frames, "as_ready", None)
     assert audit_main([str(tmp_path / "run")]) == 0
