@@ -56,6 +56,8 @@ SOURCES = {"data": ("replay", "recording"), "phone": ("token",), "field": ("publ
 """By word, the kinds of runs that it gathers again."""
 DIGITS = 4
 """Significant digits of an error in a machine's file."""
+OF_SHEETS = 2
+"""Those of the errors of data sheets: sentences quote them."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -154,8 +156,8 @@ def disagreeing(found: Mapping[str, Validated], sheets: SheetErrors) -> Iterator
         asked = NEVER if known is None else _rounded(known)
         if told != asked:
             yield f"conf/hardware/{name}.yaml says validated: {told}; its pairs say {asked}"
-    if (kept := _digits(KEPT)) != (asked := _digits(sheets)):
-        yield f"sim/machine/data_sheets.py says {kept}; the pairs say {asked}"
+    if (kept := _digits(KEPT)) != (shared := _digits(sheets, OF_SHEETS)):
+        yield f"sim/machine/data_sheets.py says {kept}; the pairs say {shared}"
 
 
 def _rounded(error: Validated) -> dict[str, object]:
@@ -166,8 +168,8 @@ def _rounded(error: Validated) -> dict[str, object]:
     }
 
 
-def _digits(error: Validated | SheetErrors) -> dict[str, float]:
-    return {name: float(f"{value:.{DIGITS}g}") for name, value in asdict(error).items()}
+def _digits(error: Validated | SheetErrors, digits: int = DIGITS) -> dict[str, float]:
+    return {name: float(f"{value:.{digits}g}") for name, value in asdict(error).items()}
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

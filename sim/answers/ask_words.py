@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, PCIE, Found, Row, alike
 from sim.answers.ask_quality import UNKNOWN
+from sim.results.believed import coarse
 from sim.results.intervals import OVER, beside
 from sim.results.labels import Labels, told
 from sim.results.paired import SLOWER, TOO_FEW, Paired
@@ -202,7 +203,10 @@ def _fastest(kind: str, rows: Sequence[Row], home: str, where: str = "") -> str:
 
 def _with_machine(row: Row) -> str:
     """The interval that has the machine's errors too; empty where nobody knows any."""
-    return f" (with {row.errors}{between(row.with_machine)})" if row.with_machine else ""
+    if row.with_machine is None:
+        return ""
+    low, high = row.with_machine
+    return f" (with {row.errors} [{coarse(low)}, {coarse(high)}])"
 
 
 def _resident(found: Found) -> Iterator[str]:

@@ -176,7 +176,8 @@ class RunFiles:
         """
         if self.config["hardware"].get("preset") not in FROM_SHEETS:
             return None
-        return self.summary["calibration"]["data_sheets"]
+        told: dict[str, float] = self.summary["calibration"]["data_sheets"]
+        return told
 
     @cached_property
     def decode(self) -> pl.DataFrame:

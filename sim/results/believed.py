@@ -24,6 +24,7 @@ from sim.results.run import Run
 
 COMPARED = "compared"
 """Says of a machine that its times were compared with measured ones."""
+OF_SHEETS = "the error of data sheets"
 
 
 def decode_parts(frames: Frames) -> dict[str, tuple[Floats, Floats]]:
@@ -64,12 +65,18 @@ def calibration_section(run: Run, frames: Frames) -> dict[str, Any]:
 
 
 def whose(calibration: Mapping[str, Any]) -> str:
-    """Whose errors the intervals of a summary's ``calibration`` add, in words.
+    """Whose error the intervals of a summary's ``calibration`` add, in words.
 
     >>> whose({"data_sheets": {"machines": 18}}), whose({"data_sheets": None})
-    ('errors as of 18 machines from data sheets', "the machine's error")
+    ('the error of data sheets', "the machine's error")
     """
-    shared = calibration.get("data_sheets")
-    if shared is None:
-        return "the machine's error"
-    return f"errors as of {shared['machines']} machines from data sheets"
+    return "the machine's error" if calibration.get("data_sheets") is None else OF_SHEETS
+
+
+def coarse(value: float) -> str:
+    """An end of such an interval: an error of a machine is not known to more than two digits.
+
+    >>> coarse(2_813.0), coarse(0.9731)
+    ('2800', '0.97')
+    """
+    return f"{float(f'{value:.2g}'):g}"

@@ -21,7 +21,7 @@ from rich.table import Table
 from sim.machine.precision import AS_STORED
 from sim.process.files import writing
 from sim.process.printing import print_text
-from sim.results.believed import whose
+from sim.results.believed import coarse, whose
 from sim.results.bounded import bound_told
 from sim.results.folders import BUILDING
 from sim.results.forecasts import NO_FORECAST, NOT
@@ -225,7 +225,7 @@ def _with_machine(summary: Summary) -> str:
     """The interval that has the machine's errors too; empty where nobody knows any."""
     calibration = summary["calibration"]
     ends = (calibration.get("ci95") or {}).get("decode_tokens_per_s")
-    return f"; with {whose(calibration)} {ends[0]:.3g} to {ends[1]:.3g}" if ends else ""
+    return f"; with {whose(calibration)} {coarse(ends[0])} to {coarse(ends[1])}" if ends else ""
 
 
 def _prompts(summary: Summary) -> str:

@@ -80,7 +80,7 @@ FULL = Row(
                     "ci95": {"decode_tokens_per_s": [5.0, 30.0]},
                 }
             },
-            {"with_machine": (5.0, 30.0), "errors": "errors as of 7 machines from data sheets"},
+            {"with_machine": (5.0, 30.0), "errors": "the error of data sheets"},
         ),
         (
             {"labels": {"lossy": "lossy (every expert at int8 or below)"}},

@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from sim.audit.__main__ import main as audit_main
 from sim.machine.data_sheets import KEPT, believed
 from sim.machine.validated import Validated
-from sim.results.believed import decode_parts
+from sim.results.believed import coarse, decode_parts
 from sim.results.intervals import estimate, interval_beside, mean_interval, ratio_interval
 from sim.results.outputs import answer, write_outputs
 from sim.setup.execute import execute
@@ -107,7 +107,7 @@ def test_a_run_quotes_its_machine_and_adds_its_error(folder: Any) -> None:
         (low, high), (least, most) = summary["ci95"][name], told["ci95"][name]
         assert least < low < high < most
     low, high = told["ci95"]["decode_tokens_per_s"]
-    assert f"; with the machine's error {low:.3g} to {high:.3g})" in answer(summary)
+    assert f"; with the machine's error {coarse(low)} to {coarse(high)})" in answer(summary)
 
 
 def test_a_machine_from_data_sheets_shares_the_errors_of_all_of_them(folder: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_machine_from_data_sheets_shares_the_errors_of_all_of_them(folder: Any
         assert told["ci95"]["decode_tokens_per_s"] == interval_beside(*parts, *expected)
         assert told["data_sheets"] == asdict(KEPT)
         low, high = told["ci95"]["decode_tokens_per_s"]
-        words = f"; with errors as of {KEPT.machines} machines from data sheets {low:.3g} to {high:.3g})"
+        words = f"; with the error of data sheets {coarse(low)} to {coarse(high)})"
         assert words in answer(result.summary)
 
 

@@ -183,7 +183,7 @@ LOSSY = {"lossy": "lossy (experts skipped)", "reference": "a reference"}
         (
             {"calibration": {"ci95": {"decode_tokens_per_s": (8.765, 20.25)}}},
             " to 16)",
-            " to 16; with the machine's error 8.77 to 20.2)",
+            " to 16; with the machine's error 8.8 to 20)",
         ),
         ({"contracts": {"together": 1}}, "", ""),
         ({"contracts": {"together": 3}}, "over 4", "over the batches of 4"),
