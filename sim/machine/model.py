@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -129,6 +129,7 @@ class Model:
                 f"model.null_experts={self.null_experts} must be below"
                 f" model.experts={self.experts}, which counts them"
             )
+        self._check_whole()
         if self.latent is not None and not isinstance(self.latent, LatentAttention):
             raise ValueError(
                 f"model.latent={self.latent!r} must be null or a section with its _target_"
@@ -172,6 +173,17 @@ class Model:
                 f" latent={self.latent} do not go with encoder_sites={self.encoder_sites}; use"
                 " dense_layers_per_site"
             )
+
+    def _check_whole(self) -> None:
+        if self.whole is None:
+            return
+        if not isinstance(self.whole, Sequence) or len(self.whole) != 3:
+            raise ValueError(
+                f"model.whole={self.whole!r} must be null, or sites, experts and top_k of the"
+                " published model; it is looked up where it is null"
+            )
+        for number in self.whole:
+            require_number("model.whole", number, minimum=1, whole=True)
 
     def _check_windows(self) -> None:
         # A list in a file, and a tuple here: a model is compared and may be a key.
