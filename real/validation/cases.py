@@ -22,9 +22,9 @@ from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_
 from real.validation.judge import Case
 from sim.engine.simulate import simulate
 from sim.machine.durations import Durations
-from sim.results.calls import replay
 from sim.results.frames import Frames
 from sim.results.labels import Labels
+from sim.results.replay import replay
 from sim.results.run import Run
 from sim.setup.configure import changes, configure
 from sim.values.record import Record

@@ -41,7 +41,8 @@ from sim.engine.engine import Engine
 from sim.engine.links import ChunkedLink, Link, Machine, SharedLink
 from sim.engine.written import SERVICE, STARTED
 from sim.machine.durations import Durations
-from sim.results.calls import Call, Difference, RecordedController, RecordedWorkload
+from sim.results.calls import Call, RecordedController, RecordedWorkload
+from sim.results.replay import Difference
 from sim.values.record import Record
 from sim.values.types import HostCosts, Step
 from sim.workload.steps import Workload

@@ -13,8 +13,9 @@ import polars as pl
 from real.driver.device import NullDevice
 from real.driver.loop import drive
 from sim.engine.simulate import simulate
-from sim.results.calls import RecordedController, RecordedWorkload, first_difference, replay
+from sim.results.calls import RecordedController, RecordedWorkload
 from sim.results.frames import Frames
+from sim.results.replay import first_difference, replay
 from sim.results.run import Run
 from sim.workload.steps import Workload
 

@@ -25,14 +25,8 @@ from real.driver.loop import drive
 from sim.core.controller import Controller
 from sim.engine.simulate import simulate
 from sim.machine.durations import Durations
-from sim.results.calls import (
-    Call,
-    Difference,
-    RecordedController,
-    RecordedWorkload,
-    first_difference,
-    replay,
-)
+from sim.results.calls import Call, RecordedController, RecordedWorkload
+from sim.results.replay import Difference, first_difference, replay
 from sim.values.record import Record
 from sim.workload.steps import Workload
 

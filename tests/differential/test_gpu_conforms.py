@@ -18,7 +18,7 @@ from real.driver.recording import record_run
 from real.setup.prepare import Prepared, prepare_replay
 from real.validation.cases import request_of
 from real.validation.conformance import conform
-from sim.results.calls import replay
+from sim.results.replay import replay
 
 NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005")
 

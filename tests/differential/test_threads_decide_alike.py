@@ -22,7 +22,7 @@ from helpers.slowed import Slowed, slowed
 from real.driver.paced import PacedDevice
 from real.driver.recording import Recording, record_run
 from real.validation.conformance import conform
-from sim.results.calls import first_difference, replay
+from sim.results.replay import first_difference, replay
 
 KINDS = ("plain", *FEATURES, "mixture")
 FASTEST, SLOWER = 1, 300

@@ -12,7 +12,8 @@ from real.live.run import live_driver, run_as_it_was
 from real.setup.prepare import Prepared
 from real.store.weightless import skeleton
 from sim.core.controller import Controller
-from sim.results.calls import RecordedController, RecordedWorkload, replay
+from sim.results.calls import RecordedController, RecordedWorkload
+from sim.results.replay import replay
 from sim.setup.build import build
 from sim.traces.trace import Trace
 from sim.workload.steps import Workload

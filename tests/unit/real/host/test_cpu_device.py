@@ -21,7 +21,7 @@ from real.store.reading import read_whole
 from real.store.slots import SlotMemory
 from real.validation.conformance import NonconformanceError, conform
 from sim.policies.payloads import WholeLayer
-from sim.results.calls import replay
+from sim.results.replay import replay
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.traces.trace import Trace

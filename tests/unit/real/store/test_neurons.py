@@ -25,7 +25,7 @@ from real.store.store import plan_store
 from real.store.swapping import expert_forms
 from real.store.variants import StoreError
 from sim.machine.model import Model
-from sim.results.calls import replay
+from sim.results.replay import replay
 from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.traces.trace import Trace

@@ -102,7 +102,10 @@ def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
         ({"top_k": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
         ({"gates_of": "a"}, "give both gates_of and sizes_of"),
         ({"sizes_of": "b"}, "give both gates_of and sizes_of"),
-        ({"whole": 5}, r"^model\.whole=5 must be null, or sites, experts and top_k of the published"),
+        (
+            {"whole": 5},
+            r"^model\.whole=5 must be null, or sites, experts and top_k of the published",
+        ),
         ({"whole": (5, 4)}, r"^model\.whole=\(5, 4\) must be null, or sites, experts and top_k"),
         ({"whole": (5, 4, 0)}, r"^model\.whole=0 must be a whole number >= 1"),
         ({"latent": 3}, r"^model\.latent=3 must be null or a section with its _target_$"),

@@ -13,8 +13,9 @@ from real.setup.prepare import read_request
 from sim.audit.__main__ import audit
 from sim.audit.files import read_run
 from sim.engine.simulate import simulate
-from sim.results.calls import RecordedController, replay
+from sim.results.calls import RecordedController
 from sim.results.outputs import write_outputs
+from sim.results.replay import replay
 from sim.screen import read_words, screen
 from sim.screening.moves import ScreenError
 from sim.setup.build import build
