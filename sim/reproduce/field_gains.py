@@ -129,7 +129,7 @@ def as_told(gates: Path, row: Row) -> Row:
     (word,) = (word for word in one.words if word.startswith(BUDGET))
     name, _, value = word.partition("=")
     now, hits = float(value), row.hit_ratio
-    low, high = 0.0, max(1.0, 2 * now)
+    low, high = 0.0, 1.0 if name.endswith("share") else max(1.0, 2 * now)
     for _ in range(MOST_TRIES):
         if off(best) <= CLOSE_HITS:
             break

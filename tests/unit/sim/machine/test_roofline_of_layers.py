@@ -122,6 +122,30 @@ def test_llama_cpps_rows_take_as_long_as_a_dense_model_took_there() -> None:
     assert share == round(slope, 2)
 
 
+def test_stratas_kernels_before_a_layers_experts_take_what_profiles_of_three_cards_say() -> None:
+    """An RTX 3060, an RTX 5070 and an RTX 2080 Ti, none of which the engine's file was drawn from.
+
+    A linear layer reads 59.3 MB in 17 kernels before its experts, an attention layer 61.6 MB in 37
+    for four rows; 36 and 12 of 48. A kernel of a graph takes 1.5 us. Each has a card's rate, its
+    assumed efficiency, the rows and the ms that were measured.
+    """
+    llama, strata = (
+        yaml.safe_load((ROOT / f"conf/loader/{name}.yaml").read_text(encoding="utf-8"))
+        for name in ("llama_cpp", "strata")
+    )
+    assert strata["kernel_launches"] == (36 * 41 + 12 * 63) // 48 - 3
+    assert not {"kernel_memory_share", "kernel_row_share"} & set(strata), "llama.cpp's"
+    read_mb, kernels = 36 * 59.3 + 12 * 61.6, 36 * 17 + 12 * 37
+    for rate, rows, measured_ms in (
+        (360 * 0.85, 2.33, 21.43),
+        (672 * 0.9, 4, 14.6),
+        (616 * 0.85, 4, (36 * 324 + 12 * 384) / 1e3),
+    ):
+        slower = 1 + llama["kernel_row_share"] * (rows - 1)
+        took = read_mb / rate / llama["kernel_memory_share"] * slower + kernels * 1.5e-3
+        assert 0.89 < took / measured_ms < 1
+
+
 # Contracts: C81
 def test_many_rows_unfold_compressed_keys_and_values() -> None:
     """100 rows at the end of 150 tokens attend to 10,050 pairs: 2 * 26 FLOPs each of 200 heads as they

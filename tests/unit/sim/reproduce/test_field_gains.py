@@ -112,6 +112,8 @@ def simulator(monkeypatch: pytest.MonkeyPatch, least: float = 0.0) -> list[float
         asked.append(share)
         if share < least:
             raise ValueError("one token needs more")
+        if share > 1 and "budget.resident_share" in " ".join(one.words):
+            raise ValueError("a share is 1 at most")
         yield Row(one, 100 * share, 0.8 * share, "g")
 
     monkeypatch.setattr(field_gains, "rows", rows)
@@ -127,6 +129,8 @@ def test_a_run_has_so_many_slots_that_its_hits_are_those_told(
         assert found.hit_ratio == pytest.approx(told, abs=0.002)
         assert found.tokens_per_s == pytest.approx(100 * told / 0.8, rel=0.03)
         assert found.published.words[0] == "system=lru"
+    half = row("a", 10, 50, told=0.75, hits=0.48, budget="budget.resident_share=0.6")
+    assert as_told(Path("g"), half).hit_ratio == pytest.approx(0.75, abs=0.002)
     gib = row("a", 10, 50, told=0.64, hits=1.6, budget="budget.slots_gib=2")
     assert as_told(Path("g"), gib).hit_ratio == pytest.approx(0.64, abs=0.002)
 
