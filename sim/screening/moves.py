@@ -158,7 +158,7 @@ def first_pass(controller: Controller, workload: Workload) -> Moves:
     )
 
 
-def _pass_gate(controller: Controller, gate: Any, step_rows: int = 0) -> GateWork:
+def _pass_gate(controller: Controller, gate: Any, step_rows: int) -> GateWork:
     outcomes, waits = controller.gate(gate)
     if controller.waiting:
         raise ScreenError(
