@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.machine.tiles import WIDTHS
+from sim.values.tiles import WIDTHS
 from sim.values.types import Route
 from sim.values.units import require_flag, require_number, require_range
 

@@ -12,7 +12,7 @@ from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.machine.swap import Paging
-from sim.machine.tiles import FEW_ROWS, in_tiles
+from sim.values.tiles import FEW_ROWS, in_tiles
 from sim.values.types import HostCosts, Share, Step
 from sim.values.units import gib, us
 

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.round_machine import compute, machine, small
 from sim.machine.roofline import Roofline
-from sim.machine.tiles import WIDTHS, in_tiles, tile_width
+from sim.values.tiles import WIDTHS, in_tiles, tile_width
 from sim.values.types import Share, Step
 
 LAUNCH = 1_000
