@@ -13,8 +13,8 @@ WIDTHS = (*range(8, 49, 8), *range(64, 129, 16))
 @cache
 def tile_width(rows: int, widest: int) -> int:
     """The narrowest tile, of those that need the fewest for so many rows."""
-    widths = WIDTHS[: WIDTHS.index(widest) + 1]
-    return min(widths, key=lambda width: (-(-rows // width), width))
+    _, narrowest = min((-(-rows // width), width) for width in WIDTHS if width <= widest)
+    return narrowest
 
 
 def in_tiles(rows: int, step_rows: int, widest: int) -> int:
