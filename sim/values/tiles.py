@@ -6,7 +6,7 @@ from functools import cache
 
 FEW_ROWS = 8
 """Up to so many rows an engine's kernels multiply a matrix by vectors, one after another."""
-WIDTHS = (*range(8, 49, 8), *range(64, 129, 16))
+WIDTHS: tuple[int, ...] = (*range(8, 49, 8), *range(64, 129, 16))
 """Of tiles, in rows."""
 
 
