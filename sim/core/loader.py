@@ -72,7 +72,8 @@ class Loader:
       these and the experts' read memory. ``kernel_row_share``: what each further row of up to eight
       adds to their reading, as a share of the first one's. ``kernel_tile_rows``: how wide the tiles
       are at most in which they multiply more rows than eight; 0: they multiply no row more than there
-      are (contract C81).
+      are. ``kernel_inner_values`` and ``kernel_outer_values``: how many values of an expert's width,
+      and of a layer's, they hand on for each row of an expert in such steps (contract C81).
 
     Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
@@ -101,6 +102,8 @@ class Loader:
     kernel_memory_share: float = 1.0
     kernel_row_share: float = 0.0
     kernel_tile_rows: int = 0
+    kernel_inner_values: int = 0
+    kernel_outer_values: int = 0
 
     def __post_init__(self) -> None:
         for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -129,6 +132,8 @@ class Loader:
                 f"loader.kernel_tile_rows={tile} must be 0, where kernels have no tiles, or one of"
                 f" {', '.join(map(str, WIDTHS))} rows"
             )
+        for name in ("kernel_inner_values", "kernel_outer_values"):
+            require_number(f"loader.{name}", getattr(self, name), whole=True)
         if self.chunk_bytes is not None:
             require_number("loader.chunk_bytes", self.chunk_bytes, minimum=1, whole=True)
         budget = self.prefetch_budget

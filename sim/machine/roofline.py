@@ -41,6 +41,8 @@ class Roofline:
     - ``row_share`` is what each further row of up to `FEW_ROWS` adds to the reading of weights, as a
       share of the first one's. ``tile_rows`` is how wide the tiles are at most in which more rows
       are multiplied: arithmetic is that of whole tiles. 0: of the rows that there are.
+    - ``row_values`` are how many values of 32 bits kernels write and read for each row of an expert
+      where a step has more rows than these: of the expert's width, and of the layer's.
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
@@ -63,6 +65,7 @@ class Roofline:
         joint_kernels: bool = False,
         row_share: float = 0.0,
         tile_rows: int = 0,
+        row_values: tuple[int, int] = (0, 0),
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
@@ -75,6 +78,8 @@ class Roofline:
         self.cpu_latency_ns = us(hardware.cpu.round_trip_us) if hardware.cpu is not None else 0
         self._active_share, self._free_copies = active_share, free_copies
         self._row_share, self._tile_rows = row_share, tile_rows
+        inner, outer = row_values
+        self._row_bytes = 4 * (inner * model.expert_intermediate + outer * model.hidden)
         launches = hardware.compute.expert_launches
         self._layer_launches, self._expert_launches = (
             (launches, 0) if joint_kernels else (0, launches)
@@ -97,7 +102,7 @@ class Roofline:
         unpacks = [link.unpack.bits for link in hardware.links if link.unpack is not None]
         self._held_bits = max([held_bits, *unpacks])
         self._whole_bytes = {size for size, _ in self._variants} if moves_in_part else None
-        self._expert: dict[tuple[int, int, int, int], int] = {}
+        self._expert: dict[tuple[int, int, int, int, bool], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
         # Sites of equal layers cost the same. Of each kind of site _kinds has the first one;
         # _kind_of has the number of each site's kind.
@@ -224,14 +229,19 @@ class Roofline:
     def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
         if self._site_bytes is None:
             site = 0  # sites differ only in their bytes
-        multiplied = in_tiles(tokens, rows or tokens, self._tile_rows)
-        at = precision, site, tokens, multiplied
+        step_rows = rows or tokens
+        multiplied = in_tiles(tokens, step_rows, self._tile_rows)
+        at = precision, site, tokens, multiplied, step_rows > FEW_ROWS
         if at not in self._expert:
             self._expert[at] = self._one_expert_ns(*at)
         return self._expert[at]
 
-    def _one_expert_ns(self, precision: int, site: int, tokens: int, multiplied: int) -> int:
-        """``multiplied``: how many rows the arithmetic is of, those that fill a tile included."""
+    def _one_expert_ns(
+        self, precision: int, site: int, tokens: int, multiplied: int, is_many: bool
+    ) -> int:
+        """``multiplied``: how many rows the arithmetic is of, those that fill a tile included.
+        ``is_many``: whether the step has more rows than are multiplied one after another.
+        """
         least_ns = 0
         if self._measured is not None and (lent := self._lent[precision]) is not None:
             least_ns = self._measured.expert_ns(lent, self.model.expert_params, tokens)
@@ -247,8 +257,10 @@ class Roofline:
             in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
-        formula_ns = written_out + compute.operation_ns(
-            2 * multiplied * params, read_bytes * self._slower(tokens), self._expert_launches
+        of_weights = float(2 * multiplied * params), read_bytes * self._slower(tokens)
+        of_rows = 0.0, float(tokens * self._row_bytes) if is_many else 0.0
+        formula_ns = written_out + compute.operations_ns(
+            (of_weights, of_rows), self._expert_launches
         )
         return max(least_ns, formula_ns)
 
