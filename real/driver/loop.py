@@ -62,6 +62,7 @@ class Driver:
         self._links = Links(controller, durations, device, self.record, self._stamp)
         self._needs = Needs(controller.loader.wait)
         self._gate = workload.gate()
+        self._step_rows = 1
         self.stream = stream_of(device, self.record, durations.host)
         self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
@@ -141,6 +142,7 @@ class Driver:
     def _run_step(self, step: Step) -> None:
         """One forward call."""
         self._gate.open(step)
+        self._step_rows = step.rows
         dense_ns = self.durations.dense_ns(step)
         for site in step.sites:
             self._run_site(step, site, dense_ns[site])
@@ -239,7 +241,9 @@ class Driver:
             return not is_done or self._needs.last_result_ns > self.stream.free_ns
         for key, tokens in zip(keys, rows, strict=True):
             precision = self.controller.geometry.precision_of(key)
-            nominal_ns = self.durations.expert_ns(precision, self._gate.site, tokens)
+            nominal_ns = self.durations.expert_ns(
+                precision, self._gate.site, tokens, self._step_rows
+            )
             self.stream.compute((key,), (tokens,), nominal_ns)
             if self.controller.waiting:
                 self.stream.read_out()

@@ -273,8 +273,8 @@ class ReplayedDurations:
     def tail_ns(self, step: Step) -> int:
         return self._lengths.tail[step.index]
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._nominal.expert_ns(precision, site, tokens)
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        return self._nominal.expert_ns(precision, site, tokens, rows)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         """How long the next need takes on the CPU; the engine asks once a submission."""

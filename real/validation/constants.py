@@ -102,9 +102,9 @@ class MeasuredDurations:
     def tail_ns(self, step: Step) -> int:
         return self._constants.takes(("tail", 0, step.decode), self._nominal.tail_ns(step))
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
         kind = ("expert", self._precisions[precision], tokens == 1)
-        return self._constants.takes(kind, self._nominal.expert_ns(precision, site, tokens))
+        return self._constants.takes(kind, self._nominal.expert_ns(precision, site, tokens, rows))
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         kind = ("cpu", self._precisions[precision], tokens == 1)

@@ -90,8 +90,10 @@ def work_of(
 
 def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted) -> Ints:
     needs, sites = workload.needs, int(workload.gate_site.max(initial=0)) + 1
+    of_step = np.array([step.rows for step in workload.steps], np.int64)
+    rows, sizes = of_step[workload.gate_step[needs.tick]], int(of_step.max(initial=0)) + 1
     kinds, back = np.unique(
-        (needs.tokens.astype(np.int64) * sites + workload.gate_site[needs.tick])
+        ((needs.tokens * sizes + rows) * sites + workload.gate_site[needs.tick])
         * len(permitted.answers)
         + permitted.kind,
         return_inverse=True,
@@ -99,9 +101,10 @@ def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted)
     costs = np.empty(len(kinds), np.int64)
     for index, code in enumerate(kinds.tolist()):
         at, kind = divmod(code, len(permitted.answers))
-        tokens, site = divmod(at, sites)
+        (both, site), answers = divmod(at, sites), permitted.answers[kind]
+        tokens, step_rows = divmod(both, sizes)
         costs[index] = min(
-            0 if p < 0 else durations.expert_ns(p, site, tokens) for p in permitted.answers[kind]
+            0 if p < 0 else durations.expert_ns(p, site, tokens, step_rows) for p in answers
         )
     cost: Ints = costs[back]
     return cost

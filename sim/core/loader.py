@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.values.tiles import WIDTHS
 from sim.values.types import Route
 from sim.values.units import require_flag, require_number, require_range
 
@@ -69,7 +70,10 @@ class Loader:
     - ``kernel_launches``: how many kernels compute a layer beside its experts; None: as many as the
       machine's file says. ``kernel_memory_share``: at which share of the rate that the file says
       these and the experts' read memory. ``kernel_row_share``: what each further row of up to eight
-      adds to their reading, as a share of the first one's (contract C81).
+      adds to their reading, as a share of the first one's. ``kernel_tile_rows``: how wide the tiles
+      are at most in which they multiply more rows than eight; 0: they multiply no row more than there
+      are. ``kernel_inner_values`` and ``kernel_outer_values``: how many values of an expert's width,
+      and of a layer's, they hand on for each row of an expert in such steps (contract C81).
 
     Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
@@ -97,6 +101,9 @@ class Loader:
     kernel_launches: int | None = None
     kernel_memory_share: float = 1.0
     kernel_row_share: float = 0.0
+    kernel_tile_rows: int = 0
+    kernel_inner_values: int = 0
+    kernel_outer_values: int = 0
 
     def __post_init__(self) -> None:
         for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -119,6 +126,14 @@ class Loader:
         share = self.kernel_memory_share
         require_range("loader.kernel_memory_share", share, 0.01, 1, "a share of the machine's rate")
         require_range("loader.kernel_row_share", self.kernel_row_share, 0, 1, "a share of a row")
+        tile: object = self.kernel_tile_rows
+        if tile not in (0, *WIDTHS) or isinstance(tile, bool | float):
+            raise ValueError(
+                f"loader.kernel_tile_rows={tile} must be 0, where kernels have no tiles, or one of"
+                f" {', '.join(map(str, WIDTHS))} rows"
+            )
+        for name in ("kernel_inner_values", "kernel_outer_values"):
+            require_number(f"loader.{name}", getattr(self, name), whole=True)
         if self.chunk_bytes is not None:
             require_number("loader.chunk_bytes", self.chunk_bytes, minimum=1, whole=True)
         budget = self.prefetch_budget

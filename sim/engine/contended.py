@@ -79,7 +79,7 @@ class ContendedEngine(Engine):
 
     def _compute(self, key: int, row: int) -> None:
         precision, site = divmod(key // self._units, self.controller.geometry.sites)
-        self._given.append((self.durations.expert_ns(precision, site, self._tokens(row)), key))
+        self._given.append((self._expert_ns(precision, site, self._tokens(row)), key))
         self._begin_need()
 
     def _begin_need(self) -> None:

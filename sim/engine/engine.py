@@ -189,6 +189,8 @@ class Engine(Stream):
     def _begin_step(self, step: Step, now: int) -> None:
         """Begin a step when the stream is free. Its first gate follows after its dense work."""
         self._step = step
+        if step.rows != self._step_rows:
+            self._step_rows, self._one_token_ns = step.rows, self._one_token(step.rows)
         self.record.step_start_ns.append(self._free_ns)
         for sequence in step.begins:
             self.controller.begin_sequence(sequence)

@@ -103,7 +103,7 @@ class OwnedEngine(Engine):
 
     def expert_on_ns(self, device: int, key: int, row: int) -> int:
         precision, site = divmod(key // self._units, self.controller.geometry.sites)
-        return self._owned.expert_on_ns(device, precision, site, self._tokens(row))
+        return self._owned.expert_on_ns(device, precision, site, self._tokens(row), self._step_rows)
 
     def _line_of(self, key: int) -> Line:
         device = self.controller.geometry.on_device(key)

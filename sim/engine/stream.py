@@ -163,7 +163,9 @@ class Stream(Line):
         "_idles",
         "_later_lookups",
         "_one_token_ns",
+        "_one_token_of",
         "_row",
+        "_step_rows",
         "_units",
         "_waking_ns",
         "awaited",
@@ -192,12 +194,10 @@ class Stream(Line):
         self.pages = make_pages(durations, controller)
         geometry = controller.geometry
         self._units = geometry.units
+        self._one_token_of: dict[int, list[int]] = {}  # by the rows of a step
+        self._step_rows = 1
         # The time of an expert for one row, by key // units, which is precision * sites + site.
-        self._one_token_ns = [
-            durations.expert_ns(p, site, 1)
-            for p in range(len(geometry.precisions))
-            for site in range(geometry.sites)
-        ]
+        self._one_token_ns = self._one_token(1)
         # Machine code would take no other class than `StepGate`, and tests have gates of their own.
         make_gate: Callable[[], Walker] = workload.gate
         self._gate = make_gate()
@@ -209,6 +209,16 @@ class Stream(Line):
         self._row = 0  # lookups so far
         self._gates = self.written.rows("gate_ns", "first_rows")
         self._idles = self.written.rows("idle_start_ns", "idle_end_ns", "idle_cause")
+
+    def _one_token(self, rows: int) -> list[int]:
+        """The times of experts for one of a step's rows, by precision * sites + site."""
+        if rows not in self._one_token_of:
+            geometry, expert_ns = self.controller.geometry, self.durations.expert_ns
+            variants = range(len(geometry.precisions) * geometry.sites)
+            self._one_token_of[rows] = [
+                expert_ns(*divmod(variant, geometry.sites), 1, rows) for variant in variants
+            ]
+        return self._one_token_of[rows]
 
     # ---- what the engine does
 
@@ -323,7 +333,7 @@ class Stream(Line):
 
     def _compute_projection(self, key: int, row: int, projection: int) -> None:
         precision, site = divmod(key // self._units, self.controller.geometry.sites)
-        whole_ns = self.durations.expert_ns(precision, site, self._tokens(row))
+        whole_ns = self._expert_ns(precision, site, self._tokens(row))
         times = in_proportion(whole_ns, self._shares(key))
         self._free_ns += times[projection]
         if self.controller.waiting and projection == len(times) - 1:
@@ -349,9 +359,12 @@ class Stream(Line):
             self._free_ns += self._one_token_ns[index]
         else:
             precision, site = divmod(index, self.controller.geometry.sites)
-            self._free_ns += self.durations.expert_ns(precision, site, tokens)
+            self._free_ns += self._expert_ns(precision, site, tokens)
         if self.controller.waiting:
             self._releases.append((self._free_ns, key))
+
+    def _expert_ns(self, precision: int, site: int, tokens: int) -> int:
+        return self.durations.expert_ns(precision, site, tokens, self._step_rows)
 
     def _tokens(self, row: int) -> int:
         """How many tokens of the current gate the need of a lookup is computed for."""

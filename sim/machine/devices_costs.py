@@ -75,8 +75,8 @@ class OnLayers(Apart):
             self._crossing_ns(step.rows) if crosses else 0
         )
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._alone[self._device_of[site]].expert_ns(precision, site, tokens)
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        return self._alone[self._device_of[site]].expert_ns(precision, site, tokens, rows)
 
 
 class OnOwners(Apart):
@@ -92,11 +92,13 @@ class OnOwners(Apart):
     def tail_ns(self, step: Step) -> int:
         return self._alone[0].tail_ns(step)
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._alone[0].expert_ns(precision, site, tokens)
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        return self._alone[0].expert_ns(precision, site, tokens, rows)
 
-    def expert_on_ns(self, device: int, precision: int, site: int, tokens: int) -> int:
-        return self._alone[device].expert_ns(precision, site, tokens)
+    def expert_on_ns(
+        self, device: int, precision: int, site: int, tokens: int, rows: int = 0
+    ) -> int:
+        return self._alone[device].expert_ns(precision, site, tokens, rows)
 
     def message_ns(self, rows: int) -> int:
         return self._crossing_ns(rows)
@@ -145,8 +147,8 @@ class InStep:
     def tail_ns(self, step: Step) -> int:
         return self._dense.tail_ns(step) + self._sum_ns(step.rows)
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._experts.expert_ns(precision, site, tokens)
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        return self._experts.expert_ns(precision, site, tokens, rows)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         raise ValueError(

@@ -22,8 +22,8 @@ class Durations(Protocol):
     def tail_ns(self, step: Step) -> int:
         """The work after the last site."""
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        """Computing one expert for ``tokens`` rows on the device."""
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        """Computing one expert for ``tokens`` of a step's ``rows`` on the device. 0: for all of them."""
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         """Computing one expert on the CPU, with the round trip of its activations."""
@@ -69,8 +69,10 @@ class OwnedDurations(Protocol):
     def devices(self) -> int:
         """How many there are."""
 
-    def expert_on_ns(self, device: int, precision: int, site: int, tokens: int) -> int:
-        """Computing one expert for ``tokens`` rows on a device."""
+    def expert_on_ns(
+        self, device: int, precision: int, site: int, tokens: int, rows: int = 0
+    ) -> int:
+        """Computing one expert for ``tokens`` of a step's ``rows`` on a device."""
 
     def message_ns(self, rows: int) -> int:
         """Sending so many rows' activations to another device, or back."""
@@ -120,7 +122,7 @@ class FixedDurations:
     def tail_ns(self, step: Step) -> int:
         return self._tail
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
         return self._expert[precision] + self._per_token[precision] * tokens
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:

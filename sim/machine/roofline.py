@@ -12,14 +12,13 @@ from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
 from sim.machine.swap import Paging
+from sim.values.tiles import FEW_ROWS, in_tiles
 from sim.values.types import HostCosts, Share, Step
 from sim.values.units import gib, us
 
 Shares = tuple[Share, ...]
 WRITTEN_OUT_BITS = 16.0
 """Bits of a weight after it was dequantised for use."""
-FEW_ROWS = 8
-"""Up to so many rows an engine's kernels multiply a matrix by vectors, one after another."""
 
 
 class Roofline:
@@ -40,7 +39,10 @@ class Roofline:
     - With ``joint_kernels`` a layer's experts share their launches, which its dense work has then.
       Times that were measured have the launches that they were measured with.
     - ``row_share`` is what each further row of up to `FEW_ROWS` adds to the reading of weights, as a
-      share of the first one's.
+      share of the first one's. ``tile_rows`` is how wide the tiles are at most in which more rows
+      are multiplied: arithmetic is that of whole tiles. 0: of the rows that there are.
+    - ``row_values`` are how many values of 32 bits kernels write and read for each row of an expert
+      where a step has more rows than these: of the expert's width, and of the layer's.
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
@@ -62,6 +64,8 @@ class Roofline:
         free_copies: bool = False,
         joint_kernels: bool = False,
         row_share: float = 0.0,
+        tile_rows: int = 0,
+        row_values: tuple[int, int] = (0, 0),
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
@@ -73,7 +77,9 @@ class Roofline:
         self.contention = None if free_copies else hardware.contention
         self.cpu_latency_ns = us(hardware.cpu.round_trip_us) if hardware.cpu is not None else 0
         self._active_share, self._free_copies = active_share, free_copies
-        self._row_share = row_share
+        self._row_share, self._tile_rows = row_share, tile_rows
+        inner, outer = row_values
+        self._row_bytes = 4 * (inner * model.expert_intermediate + outer * model.hidden)
         launches = hardware.compute.expert_launches
         self._layer_launches, self._expert_launches = (
             (launches, 0) if joint_kernels else (0, launches)
@@ -96,7 +102,7 @@ class Roofline:
         unpacks = [link.unpack.bits for link in hardware.links if link.unpack is not None]
         self._held_bits = max([held_bits, *unpacks])
         self._whole_bytes = {size for size, _ in self._variants} if moves_in_part else None
-        self._expert: dict[tuple[int, int, int], int] = {}
+        self._expert: dict[tuple[int, int, int, int, bool], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
         # Sites of equal layers cost the same. Of each kind of site _kinds has the first one;
         # _kind_of has the number of each site's kind.
@@ -133,7 +139,7 @@ class Roofline:
         """The time in which these sequences get one draft more (contract C151)."""
         last, model, sequences = self.model.sites - 1, self.model, len(shares)
         layer_ns = self._layers_ns(last, shares)
-        experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1)
+        experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1, sequences)
         return self._draft_layers * (layer_ns + experts_ns) + self._tail_ns(
             sequences, model.head_params
         )
@@ -181,13 +187,17 @@ class Roofline:
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
             + self._layer_launches
         )
-        of_weights = float(2 * rows * params), self._dense_read(params, rows)
+        of_weights = float(2 * self._in_tiles(rows) * params), self._dense_read(params, rows)
         of_attention = attention_flops, kv_bytes
         return max(least_ns, compute.operations_ns((of_weights, of_attention), launches))
 
     def _slower(self, rows: int) -> float:
         """By which factor so many rows read weights more slowly than one."""
         return 1 + self._row_share * (min(rows, FEW_ROWS) - 1)
+
+    def _in_tiles(self, rows: int) -> int:
+        """How many rows a matrix is multiplied with that all rows of a step need."""
+        return in_tiles(rows, rows, self._tile_rows)
 
     def _dense_read(self, params: int, rows: int) -> float:
         """The bytes of dense weights that rows read, as many more as they are slower."""
@@ -210,18 +220,28 @@ class Roofline:
         if (rows, params) not in self._tail:
             compute = self.hardware.compute
             self._tail[rows, params] = compute.operation_ns(
-                2 * rows * params, self._dense_read(params, rows), compute.tail_launches
+                2 * self._in_tiles(rows) * params,
+                self._dense_read(params, rows),
+                compute.tail_launches,
             )
         return self._tail[rows, params]
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
         if self._site_bytes is None:
             site = 0  # sites differ only in their bytes
-        if (precision, site, tokens) not in self._expert:
-            self._expert[precision, site, tokens] = self._one_expert_ns(precision, site, tokens)
-        return self._expert[precision, site, tokens]
+        step_rows = rows or tokens
+        multiplied = in_tiles(tokens, step_rows, self._tile_rows)
+        at = precision, site, tokens, multiplied, step_rows > FEW_ROWS
+        if at not in self._expert:
+            self._expert[at] = self._one_expert_ns(*at)
+        return self._expert[at]
 
-    def _one_expert_ns(self, precision: int, site: int, tokens: int) -> int:
+    def _one_expert_ns(
+        self, precision: int, site: int, tokens: int, multiplied: int, is_many: bool
+    ) -> int:
+        """``multiplied``: how many rows the arithmetic is of, those that fill a tile included.
+        ``is_many``: whether the step has more rows than are multiplied one after another.
+        """
         least_ns = 0
         if self._measured is not None and (lent := self._lent[precision]) is not None:
             least_ns = self._measured.expert_ns(lent, self.model.expert_params, tokens)
@@ -237,8 +257,10 @@ class Roofline:
             in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
-        formula_ns = written_out + compute.operation_ns(
-            2 * tokens * params, read_bytes * self._slower(tokens), self._expert_launches
+        of_weights = float(2 * multiplied * params), read_bytes * self._slower(tokens)
+        of_rows = 0.0, float(tokens * self._row_bytes) if is_many else 0.0
+        formula_ns = written_out + compute.operations_ns(
+            (of_weights, of_rows), self._expert_launches
         )
         return max(least_ns, formula_ns)
 

@@ -46,7 +46,7 @@ GATES: Mapping[str, tuple[str, ...]] = {
         f"model.gates_of=synthetic_{NEXT}",
         f"model.sizes_of={NEXT}",
     ),
-    "gpt_oss_120b": ("model=gpt_oss_120b", *ONE),
+    **{name: (f"model={name}", *ONE) for name in ("gpt_oss_120b", "gpt_oss_20b")},
     **{
         name: (f"model={name}", *ONE, f"model.gates_of=synthetic_{name}", f"model.sizes_of={name}")
         for name in ("qwen3_235b_a22b", "deepseek_v3", "deepseek_v2_lite")
@@ -57,7 +57,7 @@ GATES: Mapping[str, tuple[str, ...]] = {
 Of Qwen3.8-Flash-Next every fourth layer attends to all tokens, as engines do that mask what its
 indexer does not pick; one that gathers the 2,048 tokens it picks has ``model.windows=[1,1,1,2048]``.
 The others keep a state, of which nothing is counted. Its dense weights are 3.4 GB without embedding
-and head. The last four are models of the catalogue: their runs have whole layers on the CPU, or none.
+and head. The last five are models of the catalogue: their runs have whole layers on the CPU, or none.
 """
 
 GAVE_KERNELS = ("ik-q30-3090ti-0k", "ik-v2l-4080-0k", "ik-r1t2-6000-0k")

@@ -436,10 +436,13 @@ def compute_busy_ns(frames: Frames) -> int:
         # The compute stream is home's.
         device_of = np.array(geometry.device_of)
         kept &= device_of[frames.keys % geometry.plane] == 0
-    kinds = int(tokens.max(initial=0)) + 1
-    count = np.bincount(frames.keys[kept] // geometry.units * kinds + tokens[kept])
-    sites = geometry.sites
-    for code in np.flatnonzero(count).tolist():
-        (variant, rows), times = divmod(code, kinds), int(count[code])
-        total += durations.expert_ns(variant // sites, variant % sites, rows) * times
+    of_step = np.array([step.rows for step in workload.steps], np.int64)
+    rows = of_step[workload.gate_step[workload.needs.tick]]
+    kinds, sizes = int(tokens.max(initial=0)) + 1, int(of_step.max(initial=0)) + 1
+    codes = (frames.keys // geometry.units * kinds + tokens) * sizes + rows
+    for code, times in zip(*np.unique(codes[kept], return_counts=True), strict=True):
+        (at, step_rows), number = divmod(int(code), sizes), int(times)
+        variant, of_rows = divmod(at, kinds)
+        place = divmod(variant, geometry.sites)
+        total += durations.expert_ns(*place, of_rows, step_rows) * number
     return total

@@ -256,7 +256,7 @@ def _in_order(frames: Frames, rows: list[Event], wait: str) -> Iterator[tuple[Ev
         served.sort(key=lambda row: row["ready_ns"])
     if wait != "by_projection":
         for row in served:
-            yield row, durations.expert_ns(*_variant(geometry, row), row["computed"])
+            yield row, _expert_ns(frames, row)
         return
     assert isinstance(durations, LanedDurations)
     for _, admitted in groupby(served, key=lambda row: row["gate_ns"]):
@@ -264,10 +264,16 @@ def _in_order(frames: Frames, rows: list[Event], wait: str) -> Iterator[tuple[Ev
         for row in sorted(admitted, key=lambda row: row["key"]):
             variant = _variant(geometry, row)
             shares = durations.projection_bytes(*variant, geometry.key_bytes[row["key"]])
-            times = in_proportion(durations.expert_ns(*variant, row["computed"]), shares)
+            times = in_proportion(_expert_ns(frames, row), shares)
             parts += [(turn, row, time) for turn, time in enumerate(times)]
         for _, row, time in sorted(parts, key=lambda part: part[0]):
             yield row, time
+
+
+def _expert_ns(frames: Frames, row: Event) -> int:
+    """How long a need's expert takes alone."""
+    variant, step = _variant(frames.controller.geometry, row), frames.workload.steps[row["step"]]
+    return frames.durations.expert_ns(*variant, row["computed"], step.rows)
 
 
 def _variant(geometry: Geometry, row: Event) -> tuple[int, int]:

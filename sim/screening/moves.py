@@ -36,13 +36,14 @@ class ScreenError(ValueError):
 class GateWork:
     """What a gate computes and moves.
 
-    ``needs``: (precision, site, rows, index of its transfer or -1) of each need that is computed,
+    ``needs``: (precision, site, tokens, index of its transfer or -1) of each need that is computed,
     in need order. ``transfers``: the bytes of each service, in the order of the link; victims that
-    a service writes back come first, each with its own bytes.
+    a service writes back come first, each with its own bytes. ``rows``: those of its step.
     """
 
     needs: tuple[tuple[int, int, int, int], ...]
     transfers: tuple[tuple[int, ...], ...]
+    rows: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +148,7 @@ def first_pass(controller: Controller, workload: Workload) -> Moves:
         steps.append(step)
         for site in step.sites:
             gate.visit(site)
-            work = _pass_gate(controller, gate)
+            work = _pass_gate(controller, gate, step.rows)
             kind.append(places.setdefault(work, len(places)))
         for sequence in step.ends:
             controller.end_sequence(sequence)
@@ -157,7 +158,7 @@ def first_pass(controller: Controller, workload: Workload) -> Moves:
     )
 
 
-def _pass_gate(controller: Controller, gate: Any) -> GateWork:
+def _pass_gate(controller: Controller, gate: Any, step_rows: int) -> GateWork:
     outcomes, waits = controller.gate(gate)
     if controller.waiting:
         raise ScreenError(
@@ -174,7 +175,7 @@ def _pass_gate(controller: Controller, gate: Any) -> GateWork:
             precision, site = divmod(key // units, sites)
             awaited = waits is not None and key in waits
             needs.append((precision, site, rows, order[key] if awaited else -1))
-    return GateWork(tuple(needs), tuple(services))
+    return GateWork(tuple(needs), tuple(services), step_rows)
 
 
 def _drain(controller: Controller) -> tuple[list[tuple[int, ...]], dict[int, int]]:

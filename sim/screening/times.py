@@ -50,7 +50,7 @@ class Machines:
     def __init__(self, durations: Sequence[Durations], kind_of: Callable[[Step], Hashable]) -> None:
         self._durations, self._kind_of = durations, kind_of
         self._hop: dict[int, Ints] = {}
-        self._expert: dict[tuple[int, int, int], Ints] = {}
+        self._expert: dict[tuple[int, int, int, int], Ints] = {}
         self._step: dict[Hashable, Ints] = {}
         self._hosts = [each.host for each in durations]
         self.sync_ns, self.issue_ns, self._wake_ns, self.post_ns = (
@@ -80,8 +80,8 @@ class Machines:
             total = total + self._hop[size]
         return total
 
-    def expert_ns(self, precision: int, site: int, rows: int) -> Ints:
-        at = (precision, site, rows)
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> Ints:
+        at = (precision, site, tokens, rows)
         if at not in self._expert:
             self._expert[at] = np.array([each.expert_ns(*at) for each in self._durations], np.int64)
         return self._expert[at]
@@ -138,8 +138,8 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
         service = machines.service_ns(parts)
         arrived.append(arrived[-1] + service if arrived else service)
     times = [
-        (machines.expert_ns(precision, site, rows), transfer)
-        for precision, site, rows, transfer in work.needs
+        (machines.expert_ns(precision, site, tokens, work.rows), transfer)
+        for precision, site, tokens, transfer in work.needs
     ]
     if wait == "wait_all":
         last = max((transfer for _, transfer in times), default=-1)

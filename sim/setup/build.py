@@ -215,6 +215,8 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
         free_copies=loader.copies == "free",
         joint_kernels=loader.kernels == "by_layer",
         row_share=loader.kernel_row_share,
+        tile_rows=loader.kernel_tile_rows,
+        row_values=(loader.kernel_inner_values, loader.kernel_outer_values),
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
         moves_in_part=parts.payload.partial,

@@ -314,8 +314,8 @@ def nothing_crosses(patch: Patch) -> None:
 def work_on_the_first(patch: Patch) -> None:
     """Experts take the time of the first device."""
 
-    def mutant(self: OnLayers, precision: int, site: int, tokens: int) -> int:
-        return self._alone[0].expert_ns(precision, site, tokens)
+    def mutant(self: OnLayers, precision: int, site: int, tokens: int, rows: int) -> int:
+        return self._alone[0].expert_ns(precision, site, tokens, rows)
 
     patch.setattr(OnLayers, "expert_ns", mutant)
 

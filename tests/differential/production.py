@@ -330,8 +330,8 @@ class ScenarioDurations:
     def tail_ns(self, step: RunStep) -> int:
         return self._slower * self._workload.told[step.index].tail_ns
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._slower * self._scenario.expert_ns(precision, tokens)
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        return self._slower * self._scenario.expert_ns(precision, tokens, rows)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         assert self._scenario.placement is not None

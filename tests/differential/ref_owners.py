@@ -90,7 +90,7 @@ class Owner:
             one = gate.batches[0].pop(0)
             if not gate.batches[0]:
                 gate.batches.pop(0)
-            yield self.clock.at(Rank.NEED_DONE, self.device, self.expert_ns(one))
+            yield self.clock.at(Rank.NEED_DONE, self.device, self.expert_ns(one, gate.rows))
             gate.unfinished -= 1
             gate.done_ns = self.clock.now
             if self.control.waiting:
@@ -98,8 +98,8 @@ class Owner:
                 self.tell(self, True)
         self.send(gate)
 
-    def expert_ns(self, one: Asked) -> int:
-        alone_ns = self.scenario.expert_ns(one.key[0], one.need.tokens)
+    def expert_ns(self, one: Asked, rows: int) -> int:
+        alone_ns = self.scenario.expert_ns(one.key[0], one.need.tokens, rows)
         return self.scenario.device_ns(self.device, alone_ns)
 
     def stand(self, gate: Gate) -> Process:

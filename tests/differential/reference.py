@@ -117,6 +117,7 @@ class Reference:
         self.ready: list[Asked] = []
         self.batches: list[list[Asked]] = []
         self.pieces: list[tuple[Asked, int]] = []
+        self.step_rows = 0
         self.control.on_read = lambda transfer: self.tell("transfer", transfer)
         devices = len(scenario.devices.slower) if scenario.owns else 1
         self.others = [
@@ -185,6 +186,7 @@ class Reference:
     def run_site(self, planned: Planned, site: int, before: int | None) -> Process:
         """The seven parts of contract C66. `before`: the site that the step was at."""
         step, control = planned.step, self.control
+        self.step_rows = step.rows
         if self.loader.dense_slots and site not in control.dense_here:
             block = control.dense_coming[site]
             assert block
@@ -231,7 +233,7 @@ class Reference:
                 yield from self.stand_until(lambda: bool(self.next_batch()))
                 continue
             precision, site, _ = one.key
-            alone_ns = self.scenario.expert_ns(precision, one.need.tokens)
+            alone_ns = self.scenario.expert_ns(precision, one.need.tokens, self.step_rows)
             yield from self.work(self.scenario.work_ns(site, alone_ns))
             self.unfinished -= 1
             if self.control.waiting:
@@ -246,7 +248,7 @@ class Reference:
                 )
                 continue
             one, projection = self.pieces.pop(0)
-            times = self.scenario.projection_ns(one.key, one.need.tokens)
+            times = self.scenario.projection_ns(one.key, one.need.tokens, self.step_rows)
             yield from self.work(self.scenario.work_ns(one.key[1], times[projection]))
             if projection < len(times) - 1:
                 continue

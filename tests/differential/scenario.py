@@ -108,15 +108,19 @@ def random_scenario(seed: int, ties: bool) -> Scenario:
     weights = (
         [float(w) for w in rng.random(4) * rng.integers(0, 2, 4)] if name == "weighted" else []
     )
+    service_ns = _by_bytes(
+        variant_bytes, [slowness * t for t in _times(rng, ties, precisions, 4, 3000)]
+    )
+    base_ns = tuple(_times(rng, ties, precisions, 3, 800))
     return Scenario(
         sites=sites,
         experts=experts,
         variant_bytes=variant_bytes,
-        service_ns=_by_bytes(
-            variant_bytes, [slowness * t for t in _times(rng, ties, precisions, 4, 3000)]
-        ),
-        base_ns=tuple(_times(rng, ties, precisions, 3, 800)),
+        service_ns=service_ns,
+        base_ns=base_ns,
         per_token_ns=tuple(_times(rng, ties, precisions, 2, 200)),
+        # Every second scenario has tiles. Nothing is drawn, so that seeds keep their scenarios.
+        step_row_ns=tuple(ns % 7 for ns in base_ns) if seed % 2 else (),
         pools=_random_pools(rng, sites, experts, top_k, variant_bytes, allowed),
         steps=_random_steps(rng, ties, sites, experts, top_k, loader.lookahead),
         cache=Cache(name, *weights),  # type: ignore[arg-type]

@@ -285,7 +285,8 @@ class Scenario:
     `dense_slots`. `held_bytes`: by precision, what a slot of the device holds of a variant, where
     that is not what is moved. `spare_bytes`: by step, what the pools have beside their capacity, where
     slots shrink. `projection_bytes`: by precision, of each of a variant's projections.
-    `kv_bytes`: by site, of a token's keys and values, where these may come over links.
+    `kv_bytes`: by site, of a token's keys and values, where these may come over links. `step_row_ns`: by
+    precision, what an expert takes longer for each row of the step, its own or not; empty: nothing.
     """
 
     sites: int
@@ -318,6 +319,7 @@ class Scenario:
     spare_bytes: tuple[int, ...] = ()
     kv_bytes: tuple[int, ...] = ()
     swap: Swap | None = None
+    step_row_ns: tuple[int, ...] = ()
 
     def spare(self, step: int) -> int:
         """What keys and values leave in a step, by its number; the same again after the last."""
@@ -442,20 +444,24 @@ class Scenario:
             found.append(min(size, moved - sum(found)))
         return [*found, moved - sum(found)]
 
-    def projection_ns(self, key: Key, tokens: int) -> list[int]:
+    def projection_ns(self, key: Key, tokens: int, rows: int) -> list[int]:
         """The times of a variant's projections: what is through at the end of each is rounded
         down.
         """
-        whole, sizes = self.expert_ns(key[0], tokens), self.projections(key[0], self.size(key))
+        whole, sizes = (
+            self.expert_ns(key[0], tokens, rows),
+            self.projections(key[0], self.size(key)),
+        )
         through = [whole * sum(sizes[: place + 1]) // sum(sizes) for place in range(len(sizes))]
         return [end - begin for begin, end in zip([0, *through], through, strict=False)]
 
     def head_bytes(self, link: int) -> int:
         return self.links[link].head_bytes if self.links else 0
 
-    def expert_ns(self, precision: int, tokens: int) -> int:
-        """Compute time of an expert at a precision for so many rows."""
-        return self.base_ns[precision] + self.per_token_ns[precision] * tokens
+    def expert_ns(self, precision: int, tokens: int, rows: int) -> int:
+        """Compute time of an expert at a precision for so many of a step's rows."""
+        more_ns = rows * self.step_row_ns[precision] if self.step_row_ns else 0
+        return self.base_ns[precision] + self.per_token_ns[precision] * tokens + more_ns
 
     def moved_bytes(self, key: Key, asked: Need | Forecast) -> int:
         """What a transfer for this need or forecast moves: `payload.moved_bytes`."""

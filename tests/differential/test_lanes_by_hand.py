@@ -179,7 +179,8 @@ def test_a_gate_ends_where_the_closed_form_does(seed: int, ties: bool) -> None:
         pieces = []
         for look in (row for row in timeline.lookups if row.tick == one.tick and row.key >= 0):
             key = scenario.unpack(look.key)
-            times = scenario.projection_ns(key, tokens[one.step, one.site, key[2]])
+            of_expert = tokens[one.step, one.site, key[2]]
+            times = scenario.projection_ns(key, of_expert, scenario.steps[one.step].rows)
             number = number_of.get((look.key, look.ready_ns))
             waits = look.ready_ns > look.lookup_ns and number is not None
             ends = _by_projection(scenario, timeline, number) if waits else {}

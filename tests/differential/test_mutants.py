@@ -100,6 +100,8 @@ def arriving_at_ends(scenario: Scenario) -> Scenario:
     return replace(scenario, batching=batching, requests=tuple(requests))
 
 
+ONE_TOKEN = stream.Stream._one_token
+
 # ---- the list
 
 
@@ -124,6 +126,14 @@ MUTANTS = {
     "masks ignored": Mutant(mutants.masks_ignored),  # 1
     "recency at arrival": Mutant(mutants.recency_at_arrival, change=lru_at_every_site),  # 1
     "waves admitted early": Mutant(mutants.waves_admitted_early),  # 7
+    "an expert's rows are the step's": Mutant(
+        replaced(
+            stream.Stream, "_expert_ns", lambda self, *need: self.durations.expert_ns(*need, 1)
+        )
+    ),  # 6
+    "one row of a step is all of it": Mutant(
+        replaced(stream.Stream, "_one_token", lambda self, _: ONE_TOKEN(self, 1))
+    ),  # 8
     "half the rate alone": Mutant(engine_mutants.half_rate_alone, "engines"),  # 1
     "latency draws bandwidth": Mutant(
         replaced(SharedLink, "_latency_ns", always(0)), "engines"

@@ -55,7 +55,7 @@ def test_on_demand_with_wait_all_nothing_overlaps(ties: bool) -> None:
         timeline = run(scenario)
         moving = sum(scenario.hop_ns(0, row.moved_bytes) for row in timeline.transfers)
         computing = sum(
-            scenario.expert_ns(scenario.unpack(row.key)[0], 1)
+            scenario.expert_ns(scenario.unpack(row.key)[0], 1, 1)
             for row in timeline.lookups
             if row.outcome != "skip"
         )
@@ -147,6 +147,7 @@ def test_a_machine_that_is_seven_times_slower_does_the_same_in_seven_times_the_t
             service_ns=times(scenario.service_ns),
             base_ns=times(scenario.base_ns),
             per_token_ns=times(scenario.per_token_ns),
+            step_row_ns=times(scenario.step_row_ns),
             steps=tuple(
                 replace(step, dense_ns=times(step.dense_ns), tail_ns=7 * step.tail_ns)
                 for step in scenario.steps

@@ -34,8 +34,8 @@ class Slowed:
     def tail_ns(self, step: Step) -> int:
         return self._durations.tail_ns(step) * self._factor
 
-    def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._durations.expert_ns(precision, site, tokens) * self._factor
+    def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
+        return self._durations.expert_ns(precision, site, tokens, rows) * self._factor
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         return self._durations.cpu_ns(precision, site, tokens) * self._factor

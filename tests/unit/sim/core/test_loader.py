@@ -35,6 +35,9 @@ from sim.values.types import Route
         ("kernel_launches", 24),
         ("kernel_memory_share", 0.6),
         ("kernel_row_share", 0.15),
+        ("kernel_tile_rows", 128),
+        ("kernel_inner_values", 6),
+        ("kernel_outer_values", 4),
     ],
 )
 def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
@@ -79,6 +82,10 @@ def test_what_is_unknown_is_refused_with_what_is_allowed(
         ("kernel_memory_share", 1.5, "must be from 0.01 to 1; give a share of"),
         ("kernel_row_share", -0.1, "must be from 0 to 1; give a share of"),
         ("kernel_memory_share", 0, "must be from 0.01 to 1; give a share of"),
+        ("kernel_inner_values", -1, "must be a whole number >= 0"),
+        ("kernel_outer_values", 0.5, "must be a whole number in"),
+        ("kernel_tile_rows", 56, "must be 0, where kernels have no tiles, or one of 8, 16, 24"),
+        ("kernel_tile_rows", True, "must be 0, where kernels have no tiles, or one of 8, 16, 24"),
         ("write_back", "yes", "must be true or false"),
         ("cancel_stale", 1, "must be true or false"),
     ],

@@ -42,6 +42,7 @@ SHAPES = {
     LIKE: PRESETS[LIKE],
     NEXT: ModelShape(f"synthetic_{NEXT}", "none", 48, 512, 10, 2560, 640),
     "gpt_oss_120b": ModelShape("synthetic_gpt_oss_120b", "none", 36, 128, 4, 2880, 2880),
+    "gpt_oss_20b": ModelShape("synthetic_gpt_oss_20b", "none", 24, 32, 4, 2880, 2880),
     "qwen3_235b_a22b": ModelShape("synthetic_qwen3_235b_a22b", "none", 94, 128, 8, 4096, 1536),
     "deepseek_v3": ModelShape("synthetic_deepseek_v3", "none", 58, 256, 8, 7168, 2048),
     "deepseek_v2_lite": ModelShape("synthetic_deepseek_v2_lite", "none", 26, 64, 6, 2048, 1408),

@@ -44,6 +44,9 @@ RUNS = {
     "slowed by others": (
         "system=fiddler hardware=strix_halo hardware.shared_memory.parties=[compute,cpu]"
     ),
+    "tiles of a step's rows": (
+        "system=lru loader.kernel_tile_rows=128 hardware.compute.peak_tflops=1"
+    ),
     "streamed layers": f"system=mixtral_offloading loader.dense_slots=2 {HOST}",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,20 +159,21 @@ def test_a_gate_computes_what_it_did_not_skip_and_awaits_what_is_on_its_way() ->
     outcomes = [Outcome.HIT, Outcome.MISS, Outcome.MISS, Outcome.SKIP, Outcome.MISS]
     found.admitted, found.waiting = [3, 4, 9, 5, SKIP], False
     found.gate = lambda gate: (outcomes, {4})
-    assert _pass_gate(found, gate) == GateWork(
+    assert _pass_gate(found, gate, 0) == GateWork(
         ((0, 1, 1, -1), (0, 1, 2, 0), (1, 1, 3, -1)), ((9,), (8,))
     )
     found.gate = lambda gate: (outcomes[:1], None)
     gate.tokens, found.admitted = [6], [3]
-    assert _pass_gate(found, gate) == GateWork(((0, 1, 6, -1),), ())
+    assert _pass_gate(found, gate, 9) == GateWork(((0, 1, 6, -1),), (), 9)
     found.waiting = True
     with pytest.raises(ScreenError, match=r"At step 7, site 1 the union of 5 experts does not fit"):
-        _pass_gate(found, gate)
+        _pass_gate(found, gate, 0)
 
 
 def step(*sites: int, begins: tuple[int, ...] = (), ends: tuple[int, ...] = ()) -> Any:
     found: Any = object.__new__(Step)
-    for name, value in {"sites": sites, "begins": begins, "ends": ends}.items():
+    values = {"sites": sites, "begins": begins, "ends": ends, "start": 2, "stop": 9}
+    for name, value in values.items():
         object.__setattr__(found, name, value)
     return found
 
@@ -196,8 +198,11 @@ def test_equal_gates_are_one_work_and_sequences_begin_and_end_with_their_steps(
         end_sequence=lambda one: told.append(("ends", one)),
         finish=lambda: told.append("finish"),
     )
-    works = [GateWork((), ((site,),)) for site in range(2)]
-    monkeypatch.setattr("sim.screening.moves._pass_gate", lambda all_of, gate: works[gate.site])
+    works = [GateWork((), ((site,),), 7) for site in range(2)]
+    monkeypatch.setattr(
+        "sim.screening.moves._pass_gate",
+        lambda all_of, gate, rows: replace(works[gate.site], rows=rows),
+    )
     found = first_pass(walks, workload)
     assert (found.kinds, found.kind.tolist()) == ((works[0], works[1]), [0, 1, 1])
     assert (found.first_gate.tolist(), found.steps, found.controller) == ([0, 2], steps, walks)
@@ -219,7 +224,7 @@ def test_equal_gates_are_one_work_and_sequences_begin_and_end_with_their_steps(
 
 
 def machine(factor: int = 1, wakes: tuple[Any, ...] = ()) -> Any:
-    """10 ns a byte and 20 ns a row, times ``factor``."""
+    """10 ns a byte, 20 ns a row and 1 ns for each row of the step, times ``factor``."""
     host = SimpleNamespace(
         sync_ns=1, issue_ns=2, wake_ns=3, post_ns=4, wakes=wakes, waking_ns=lambda idle: idle // 2
     )
@@ -228,8 +233,9 @@ def machine(factor: int = 1, wakes: tuple[Any, ...] = ()) -> Any:
         host=host,
         asked=asked,
         hop_ns=lambda link, size: asked.append((link, size)) or 10 * size * factor,
-        expert_ns=lambda precision, site, rows: (
-            asked.append((precision, site, rows)) or (20 * rows + precision) * factor
+        expert_ns=lambda precision, site, tokens, rows: (
+            asked.append((precision, site, tokens, rows))
+            or (20 * tokens + precision + rows) * factor
         ),
         dense_ns=lambda step: asked.append("dense") or [100, 200, 400],
         tail_ns=lambda step: 5 * factor,
@@ -256,6 +262,7 @@ def test_a_gate_takes_what_its_needs_take_and_wait_for(wait: str, one: int, othe
     assert _work_ns(WORK, machines, wait).tolist() == [one, other]
     resident = GateWork(((1, 0, 1, -1),), ())
     assert _work_ns(resident, machines, wait).tolist() == [23, 44]
+    assert _work_ns(replace(resident, rows=5), machines, wait).tolist() == [28, 54]
 
 
 def test_a_stream_wakes_only_where_it_waited_and_longer_after_longer_waits() -> None:
@@ -276,7 +283,7 @@ def test_each_machine_is_asked_once_for_each_duration_and_a_step_has_host_time_f
         assert machines.expert_ns(1, 0, 2).tolist() == [41]
         # 100 + 400, the tail, and twice 1 + 4.
         assert machines.step_ns(step(0, 2)).tolist() == [515]
-    assert asked.asked == [(0, 5), (0, 7), (1, 0, 2), "dense"]
+    assert asked.asked == [(0, 5), (0, 7), (1, 0, 2, 0), "dense"]
 
 
 def test_steps_follow_each_other_and_have_the_works_of_their_gates() -> None:
