@@ -113,7 +113,7 @@ def _ask(words: Words) -> Found:
                 bar.update(task, advance=1, total=bench.begun)
 
             bench = Bench(common, pool, tell, patience)
-            source = f"{told}; {dense_told(model)}"
+            source = f"{told}; {dense_told(common, precisions)}"
             return answer(run, source, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -77,13 +77,12 @@ def main(arguments: Sequence[str]) -> int:
 def _given(words: Words) -> tuple[list[str], str]:
     """The overrides of every run but its flags, and what is told of the gates and dense weights."""
     common, gates, model = asked(words)
-    has_precision = any(word.startswith("precision=") for word in words.overrides)
+    said = [word for word in words.overrides if word.startswith("precision=")]
+    precision = said[-1].partition("=")[2] if said else in_four_bits(str(model.stored))
     if int(words.own.get("gpus", "1")) > 1:
         common = [*common, f"hardware.devices.state_bits={STATE_BITS}"]
-    return [
-        *common,
-        *([] if has_precision else [f"precision={in_four_bits(str(model.stored))}"]),
-    ], f"{gates.told}; {dense_told(model)}"
+    told = f"{gates.told}; {dense_told(common, [precision])}"
+    return [*common, *([] if said else [f"precision={precision}"])], told
 
 
 def _hand_over(words: Words, place: Path, console: Console) -> None:

@@ -26,7 +26,7 @@ from sim.answers.link_words import with_peak
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.data_sheets import of_preset
 from sim.machine.devices import device_of
-from sim.machine.precision import PRECISION_BITS
+from sim.machine.precision import PRECISION_BITS, bits_of_file, says_dense_bits
 from sim.results.believed import whose
 from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
@@ -41,7 +41,7 @@ from sim.verbs.names import chosen_by, names
 from sim.workload.kv_room import GROWING
 from sim.workload.speculation import OFFLOADED
 
-PLAIN = "fp16"
+PLAIN, PLAIN_BITS = "fp16", 16.0
 """The precision of systems that change none: they are asked at each of the precisions."""
 RESIDENT = "lru"
 """The system that is asked where all experts fit."""
@@ -62,6 +62,7 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
     """At which precisions all experts fit beside all else that ``run`` takes."""
     model, ledger = run.model, run.ledger
     fixed = ledger.total_bytes - ledger.slot_bytes
+    is_said = says_dense_bits(run.config)
     ladder = [model.stored, *LADDER] if model.stored else list(LADDER)
     best = PRECISION_BITS[str(model.stored)] if model.stored else max(PRECISION_BITS.values())
     found = []
@@ -71,10 +72,14 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
         geometry = make_geometry(
             model, (name,), Budget(FULL), device_of=device_of(run.hardware, model)
         )
-        needs = fixed + all_slot_bytes(geometry) * run.hardware.copies
+        stored = (
+            model if is_said else replace(model, dense_bits=bits_of_file((name,)) or PLAIN_BITS)
+        )
+        other = (stored.dense_bytes - model.dense_bytes) * run.hardware.copies
+        needs = fixed + other + all_slot_bytes(geometry) * run.hardware.copies
         fits = needs <= run.hardware.memory_bytes
         if run.hardware.devices is not None:
-            fits = holds_all(run.hardware, model, run.workload.limits, geometry)
+            fits = holds_all(run.hardware, stored, run.workload.limits, geometry)
         found.append(Fit(name, needs / GIB, fits))
     return tuple(found)
 

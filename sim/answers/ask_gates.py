@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,9 +62,17 @@ def asked(words: Words, context: int = 0) -> tuple[list[str], OwnGates, Model]:
     return [*common, *([] if is_usual else gates.words(model))], gates, model
 
 
-def dense_told(model: Model) -> str:
-    """How many bits dense weights have, whatever ``precision`` says of experts, and what sets them."""
-    return f"dense weights at {model.dense_bits:g} bits (++model.dense_bits=N)"
+def dense_told(words: Sequence[str], precisions: Sequence[str]) -> str:
+    """How many bits dense weights have in runs with these ``words`` at each of ``precisions``, and what
+    sets them (contract C87).
+    """
+    found: dict[float, list[str]] = {}
+    for name in precisions:
+        config = checked_settings(configure(*words, f"precision={name}", "outputs=summary")[0])
+        found.setdefault(make_model(config).dense_bits, []).append(name)
+    told = (f"{bits:g} with experts at {' and '.join(of)}" for bits, of in found.items())
+    said = ", ".join(told) if len(found) > 1 else f"{next(iter(found)):g}"
+    return f"dense weights at {said} bits (++model.dense_bits=N)"
 
 
 def _check_sizes(asked_for: Mapping[str, int], gates: str) -> None:

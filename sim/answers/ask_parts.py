@@ -65,8 +65,8 @@ class Row:
         """Whether nothing was offloaded, by a system that moves nothing else either, and serves
         what the router chose.
         """
-        precision = f"every expert at {self.precision} or below"
-        whole = self.kind == LOSSLESS or (self.kind == LOSSY and self.lost == precision)
+        ways = {f"every {what} at {self.precision} or below" for what in ("expert", "weight")}
+        whole = self.kind == LOSSLESS or (self.kind == LOSSY and self.lost in ways)
         return whole and self.share >= 1 and self.waiting == 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,37 @@ AS_STORED = ("fp32", "fp16", "bf16")
 """Precisions in which most models are published: an expert served in one has lost nothing."""
 PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
 """Bits that a slot holds and a load moves, for each weight of an expert's three projections."""
+FILES = (
+    "q8_0",
+    "q6_k",
+    "q5_k_m",
+    "q4_k_m",
+    "q4_0",
+    "q3_k_m",
+    "q2_k",
+    "iq4_xs",
+    "iq3_xxs",
+    "iq2_xxs",
+)
+"""Precisions of llama.cpp's files, which have all other weights quantised, too."""
 FOUR_BITS = "q4_k_m"
 """The precision of most files in which people run a model that is published in more bits."""
+
+
+def says_dense_bits(config: Mapping[str, Any]) -> bool:
+    """Whether the model's file, or a word, says how many bits the weights of a configuration's model
+    have that are of no expert.
+    """
+    return "dense_bits" in config["model"]
+
+
+def bits_of_file(precisions: Collection[str]) -> float | None:
+    """The bits a weight that a file with experts in ``precisions`` has for all other weights: the
+    most of an expert's means, to two digits. None where that is no file of llama.cpp.
+    """
+    if not precisions or not set(precisions) <= set(FILES):
+        return None
+    return round(max(PRECISION_BITS[name] for name in precisions), 2)
 
 
 def in_four_bits(stored: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from sim.machine.precision import AS_STORED, PRECISION_BITS
+from sim.machine.precision import AS_STORED, PRECISION_BITS, bits_of_file, says_dense_bits
 from sim.machine.replayed_gates import replaying
 from sim.machine.validated import Validated
 from sim.results.run import Run
@@ -165,7 +165,8 @@ def _lossy(run: Run, lookups: pl.DataFrame | None, rounding: Collection[str] = (
     def stored(name: str) -> bool:
         return run.model.keeps(name) and name not in rounding
 
-    ways = [] if stored(best) else [f"every expert at {best} or below"]
+    what = "expert" if says_dense_bits(run.config) or bits_of_file((best,)) is None else "weight"
+    ways = [] if stored(best) else [f"every {what} at {best} or below"]
     if lookups is not None:
         low = pl.col("served").is_in([name for name in others if not stored(name)])
         is_skip = pl.col("outcome") == "skip"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sim.core.loader import LAYER, Loader
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
+from sim.machine.precision import PRECISIONS, bits_of_file, says_dense_bits
 from sim.policies.base import (
     CachePolicy,
     Payload,
@@ -113,11 +114,28 @@ def with_layer_staged(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_model(config: Mapping[str, Any]) -> Model:
-    """The model of a configuration, the same object for the same values. Raise ValueError."""
-    model: Model = _LASTING.get(
-        ("model", repr(config["model"])), lambda: with_whole(make_part(config, "model"))
-    )
+    """The model of a configuration, the same object for the same values. Raise ValueError.
+
+    Where nobody says the bits of its dense weights, and its experts are in a file of llama.cpp, these
+    are the file's, too (contract C87).
+    """
+    bits = None if says_dense_bits(config) else bits_of_file(_precisions(config.get("precision")))
+
+    def made() -> Model:
+        model: Model = with_whole(make_part(config, "model"))
+        return model if bits is None else replace(model, dense_bits=bits)
+
+    model: Model = _LASTING.get(("model", repr(config["model"]), bits), made)
     return model
+
+
+def _precisions(section: object) -> set[str]:
+    """The precisions that a section names, wherever in it."""
+    if isinstance(section, Mapping):
+        return set().union(*map(_precisions, section.values()))
+    if isinstance(section, list | tuple):
+        return set().union(*map(_precisions, section))
+    return {section} if isinstance(section, str) and section in PRECISIONS else set()
 
 
 def make_hardware(config: Mapping[str, Any]) -> Hardware:

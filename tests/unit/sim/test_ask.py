@@ -151,6 +151,20 @@ def test_all_experts_fit_where_their_bytes_and_the_rest_do() -> None:
     assert found["int8"].fits
 
 
+def test_what_must_fit_in_a_file_of_llama_cpp_are_its_dense_weights_at_the_files_bits() -> None:
+    run = prepared(["system=load_on_demand", "budget=fit", *FEW])
+    found = {one.precision: one.needs_gib for one in fits_of(run)}
+    said = prepared(["system=load_on_demand", "budget=fit", "++model.dense_bits=16", *FEW])
+    as_said = {one.precision: one.needs_gib for one in fits_of(said)}
+    less = run.model.dense_params * (16 - 4.84) / 8 / GIB
+    assert as_said["q4_k_m"] - found["q4_k_m"] == pytest.approx(less, abs=1e-6)
+    assert as_said["int4"] == found["int4"]
+    # From a run in that file the others follow, too.
+    of_file = prepared(["system=load_on_demand", "precision=q4_k_m", "budget=fit", *FEW])
+    again = {one.precision: one.needs_gib for one in fits_of(of_file)}
+    assert again == pytest.approx(found, abs=1e-6)
+
+
 def test_systems_that_change_no_precision_are_asked_at_each_and_others_once() -> None:
     words = systems_at(["fp16", "int4"])
     assert ("system=lru", "precision=fp16") in words
@@ -321,7 +335,7 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     workload = SimpleNamespace(sequences=sequences)
     run = SimpleNamespace(trace=SimpleNamespace(header=header), workload=workload)
     gates = SimpleNamespace(told="gates", is_made=is_made, path="made")
-    model = SimpleNamespace(stored="bf16", dense_bits=4.5)
+    model = SimpleNamespace(stored="bf16")
     asked: list[list[str]] = []
 
     def prepared(words: list[str]) -> object:
@@ -333,6 +347,7 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
         return fitted
 
     monkeypatch.setattr(ask, "asked", lambda words, context: ([f"context={context}"], gates, model))
+    monkeypatch.setattr(ask, "dense_told", lambda words, of: f"dense at {', '.join(of)}")
     monkeypatch.setattr(ask, "prepared", prepared)
     monkeypatch.setattr(ask, "_at_the_end_of", lambda tokens, run: [f"end={tokens}"])
     monkeypatch.setattr(ask, "fit_beside", fit)
@@ -352,7 +367,7 @@ def test_made_gates_are_fitted_on_and_the_answer_says_for_whom(
     words = ["model=tiny_mixtral", "machine=rtx4090_pcie4"]
     found: Any = ask._ask(read(verb_of("ask"), words))
     common = ["context=4096", "budget=fit", "end=4096"]
-    told += "; dense weights at 4.5 bits (++model.dense_bits=N)"
+    told += "; dense at bf16, q4_k_m"
     assert found == (run, told, ["bf16", "q4_k_m"], None, 3.5, common, float(PATIENCE_S))
     assert seen == [
         (2, SPAWNED, ask.leave_with_parent),

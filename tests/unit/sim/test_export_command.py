@@ -21,7 +21,7 @@ from sim.results.labels import Labels
 NAMES = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4"]
 WHO = "tiny_gates_half_mixtral on rtx4090_pcie4"
 MODEL = SimpleNamespace(stored="bf16", dense_bits=16.0)
-DENSE = "dense weights at 16 bits (++model.dense_bits=N)"
+DENSE = "dense weights at 5 bits"
 
 
 @pytest.fixture
@@ -64,6 +64,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(export, "profiled", profiled)
     monkeypatch.setattr(export, "prepared", prepared)
     monkeypatch.setattr(export, "asked", of_words)
+    monkeypatch.setattr(export, "dense_told", lambda words, precisions: DENSE)
     monkeypatch.setattr(export, "requests_of", lambda run, size: [{"size": size}])
     return seen
 

@@ -85,9 +85,17 @@ def test_words_that_would_change_nothing_are_refused(
 def test_an_answer_says_how_many_bits_dense_weights_have_as_precision_is_of_experts(
     made: list[Request],
 ) -> None:
-    told = [
-        ask_gates.dense_told(ask_gates.asked(words(*more))[2])
-        for more in ((), ("precision=q4_k_m",), ("precision=q4_k_m", "++model.dense_bits=4.85"))
+    cases: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+        ((), ("fp16",), "16"),
+        ((), ("q4_k_m",), "4.84"),
+        (
+            (),
+            ("fp16", "q4_k_m", "int4"),
+            "16 with experts at fp16 and int4, 4.84 with experts at q4_k_m",
+        ),
+        (("++model.dense_bits=5",), ("fp16", "q4_k_m"), "5"),
     ]
-    bits = ["16", "16", "4.85"]
-    assert told == [f"dense weights at {one} bits (++model.dense_bits=N)" for one in bits]
+    for more, precisions, bits in cases:
+        common, _, _ = ask_gates.asked(words(*more))
+        told = ask_gates.dense_told(common, precisions)
+        assert told == f"dense weights at {bits} bits (++model.dense_bits=N)"

@@ -43,6 +43,12 @@ FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8"
             "lossy",
             "lossy (every expert at int4 or below)",
         ),
+        (("system=lru", "precision=q4_k_m"), "lossy", "lossy (every weight at q4_k_m or below)"),
+        (
+            ("system=lru", "precision=q4_k_m", "++model.dense_bits=16"),
+            "lossy",
+            "lossy (every expert at q4_k_m or below)",
+        ),
         (("system=lru", "precision=mxfp4", "model.stored=mxfp4"), "lossy", None),
         (
             ("system=hobbit", "model.stored=mxfp4"),

@@ -41,6 +41,24 @@ def test_models_and_machines_are_made_once_for_equal_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("precision", "said", "bits"),
+    [
+        ({"_target_": "x", "precision": "q4_k_m"}, {}, 4.84),
+        ({"_target_": "x", "precision": "q4_k_m"}, {"dense_bits": 16}, 16),
+        ({"_target_": "x", "high": ["q8_0"], "rest": {"low": "q2_k"}}, {}, 8.5),
+        ({"_target_": "x", "high": "fp16", "low": "q2_k"}, {}, 16),
+        ({"_target_": "x"}, {}, 16),
+    ],
+)
+def test_dense_weights_have_the_bits_of_the_experts_file_unless_somebody_says_theirs(
+    precision: dict[str, Any], said: dict[str, float], bits: float
+) -> None:
+    model = {**of_file("model", "tiny_mixtral"), **said}
+    assert make_model({"model": model, "precision": precision}).dense_bits == bits
+    assert make_model({"model": {**model}}).dense_bits == said.get("dense_bits", 16)
+
+
+@pytest.mark.parametrize(
     ("name", "place"),
     [("lru", "cache (conf/cache/lru.yaml)"), ("mine", "cache"), (None, "cache")],
 )
