@@ -95,7 +95,7 @@ def test_times_of_transfers_and_needs_follow_their_causes(ties: bool) -> None:
             if row.outcome != "skip":
                 assert (
                     row.ready_ns < ends[row.tick]
-                    or one.scenario.expert_ns(one.scenario.unpack(row.key)[0], 1) == 0
+                    or one.scenario.expert_ns(one.scenario.unpack(row.key)[0], 1, 1) == 0
                 )
 
 

@@ -225,6 +225,8 @@ class Foretold:
     def __init__(self, workload: ScenarioWorkload) -> None:
         self.steps = workload.steps
         gates = [(step, site) for step in workload.told for site in step.sites]
+        lengths = [len(step.sites) for step in workload.told]
+        self.gate_step = np.repeat(np.arange(len(lengths)), lengths)
         self.num_gates = len(gates)
         self.gate_site = np.array([site for _, site in gates], np.int64)
         rows = [

@@ -329,7 +329,8 @@ class Done:
                     row = [*own, group[0][0]][0]
                     tokens = min(step.rows, sum(need.tokens for _, need in group))
                     if row.outcome not in ("skip", "cpu"):
-                        experts += self.scenario.expert_ns(self.scenario.unpack(row.key)[0], tokens)
+                        precision = self.scenario.unpack(row.key)[0]
+                        experts += self.scenario.expert_ns(precision, tokens, step.rows)
         return experts + sum(
             sum(step.dense_ns[s] for s in step.sites) + step.tail_ns for step in self.steps
         )

@@ -37,7 +37,7 @@ LOOKUPS = pl.DataFrame(
     ],
     ["tick", "site", "key", "served", "outcome", "tokens", "computed", "gate_ns", "ready_ns"],
     orient="row",
-)
+).with_columns(step=0)
 TRANSFERS = pl.DataFrame(
     [
         (0, "far", 2, "demand", 100, 110, "loaded"),
@@ -67,7 +67,7 @@ def frames(computed: list[tuple[int, int, int]] | None = None) -> Any:
     durations = SimpleNamespace(
         dense_ns=lambda step: {0: 100, 1: 50},
         tail_ns=lambda step: 70,
-        expert_ns=lambda variant, site, rows: 5 * variant + 10 * rows,
+        expert_ns=lambda variant, site, tokens, rows: 5 * variant + 10 * tokens * (rows == 2),
     )
     geometry = SimpleNamespace(
         units=5,

@@ -290,7 +290,7 @@ def test_the_whole_of_a_model_is_that_of_the_file_whose_sizes_it_has(
     monkeypatch.setattr(whole, "read", lambda place: files[place.stem])
     shape = whole._whole_shape.__wrapped__
     assert [shape(name) for name in ("big", "x/part", "bare")] == [(3, 5, 2), (3, 5, 2), None]
-    monkeypatch.setattr(whole, "_whole_shape", lambda name: name)
+    monkeypatch.setattr(whole, "_whole_shape", {"n": (9, 8, 7), "s": (6, 5, 4)}.get)
     one = replace(small(), name="n")
-    assert with_whole(one).whole == "n"
-    assert with_whole(replace(one, gates_of="g", sizes_of="s")).whole == "s"
+    assert with_whole(one).whole == (9, 8, 7)
+    assert with_whole(replace(one, gates_of="g", sizes_of="s")).whole == (6, 5, 4)
