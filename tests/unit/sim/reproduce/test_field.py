@@ -124,11 +124,12 @@ def test_the_share_at_which_an_engines_kernels_read_is_the_middle_of_three_runs(
 
 
 def test_all_runs_of_strata_have_its_kernels_and_none_a_figure_of_its_card_drawn() -> None:
-    """A kernel of its graph takes 1.5 us. What is drawn of a run is the CPU's rate alone."""
+    """Its file has what passes between two kernels. What is drawn of a run is the CPU's rate alone."""
     runs = [one for one in published() if "/Niko1221/Strata/" in one.source]
     assert len({one.machine for one in runs}) >= 8
     for one in runs:
-        assert {"loader=strata", "hardware.compute.launch_us=1.5"} < set(one.words), one.name
+        assert "loader=strata" in one.words, one.name
+        assert not any(word.startswith("hardware.compute.launch_us=") for word in one.words)
         assert all(word.startswith("hardware.cpu.memory_gb_per_s=") for word in one.drawn)
 
 
