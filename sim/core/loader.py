@@ -73,7 +73,10 @@ class Loader:
       adds to their reading, as a share of the first one's. ``kernel_tile_rows``: how wide the tiles
       are at most in which they multiply more rows than eight; 0: they multiply no row more than there
       are. ``kernel_inner_values`` and ``kernel_outer_values``: how many values of an expert's width,
-      and of a layer's, they hand on for each row of an expert in such steps (contract C81).
+      and of a layer's, they hand on for each row of an expert in such steps. ``kernel_launch_us``: in
+      which time one follows another at most; None: a launch of the machine's file.
+      ``kernel_launch_rows``: up to how many rows a step has in which it counts; None: in all
+      (contract C81).
 
     Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
@@ -104,6 +107,8 @@ class Loader:
     kernel_tile_rows: int = 0
     kernel_inner_values: int = 0
     kernel_outer_values: int = 0
+    kernel_launch_us: float | None = None
+    kernel_launch_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -121,8 +126,11 @@ class Loader:
             )
         for name in ("staging_slots", "dense_slots"):
             require_number(f"loader.{name}", getattr(self, name), whole=True)
-        if self.kernel_launches is not None:
-            require_number("loader.kernel_launches", self.kernel_launches, whole=True)
+        for name in ("kernel_launches", "kernel_launch_rows"):
+            if getattr(self, name) is not None:
+                require_number(f"loader.{name}", getattr(self, name), whole=True)
+        if self.kernel_launch_us is not None:
+            require_range("loader.kernel_launch_us", self.kernel_launch_us, 0, 1e6, "microseconds")
         share = self.kernel_memory_share
         require_range("loader.kernel_memory_share", share, 0.01, 1, "a share of the machine's rate")
         require_range("loader.kernel_row_share", self.kernel_row_share, 0, 1, "a share of a row")
@@ -148,6 +156,13 @@ class Loader:
     def _check_combinations(self) -> None:
         stages = self.destination == "staging" or self.staging_slots > 0
         refused = (
+            (
+                self.kernel_launch_rows is not None and self.kernel_launch_us is None,
+                (
+                    f"loader.kernel_launch_rows={self.kernel_launch_rows} says in which steps"
+                    " loader.kernel_launch_us counts, which is null; give it, or leave this out"
+                ),
+            ),
             (
                 self.destination == "staging" and not self.staging_slots,
                 "loader.destination=staging needs loader.staging_slots >= 1",

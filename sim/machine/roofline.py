@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from sim.machine.attention import attended_tokens, read_tokens
-from sim.machine.hardware import Hardware
+from sim.machine.hardware import Compute, Hardware
 from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
@@ -43,6 +44,8 @@ class Roofline:
       are multiplied: arithmetic is that of whole tiles. 0: of the rows that there are.
     - ``row_values`` are how many values of 32 bits kernels write and read for each row of an expert
       where a step has more rows than these: of the expert's width, and of the layer's.
+    - ``launch_us`` is how long an engine's kernels take to follow one another, where the machine's
+      launches take longer. It counts in steps of up to ``launch_rows`` rows; None: in all of them.
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
@@ -66,6 +69,8 @@ class Roofline:
         row_share: float = 0.0,
         tile_rows: int = 0,
         row_values: tuple[int, int] = (0, 0),
+        launch_us: float | None = None,
+        launch_rows: int | None = None,
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
@@ -80,6 +85,10 @@ class Roofline:
         self._row_share, self._tile_rows = row_share, tile_rows
         inner, outer = row_values
         self._row_bytes = 4 * (inner * model.expert_intermediate + outer * model.hidden)
+        own_us = hardware.compute.launch_us
+        following_us = own_us if launch_us is None else min(own_us, launch_us)
+        self._following = replace(hardware.compute, launch_us=following_us)
+        self._launch_rows = inf if launch_rows is None else launch_rows
         launches = hardware.compute.expert_launches
         self._layer_launches, self._expert_launches = (
             (launches, 0) if joint_kernels else (0, launches)
@@ -102,7 +111,7 @@ class Roofline:
         unpacks = [link.unpack.bits for link in hardware.links if link.unpack is not None]
         self._held_bits = max([held_bits, *unpacks])
         self._whole_bytes = {size for size, _ in self._variants} if moves_in_part else None
-        self._expert: dict[tuple[int, int, int, int, bool], int] = {}
+        self._expert: dict[tuple[int, int, int, int, bool, bool], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
         # Sites of equal layers cost the same. Of each kind of site _kinds has the first one;
         # _kind_of has the number of each site's kind.
@@ -115,7 +124,7 @@ class Roofline:
         # Of each site how many layers have each window, 0 for none.
         self._windows = [tuple(Counter(windows).items()) for _, windows, _ in alike]
         self._dense: dict[Shares, list[int]] = {}
-        self._tail: dict[tuple[int, int], int] = {}
+        self._tail: dict[tuple[int, int, bool], int] = {}
         self._draft_layers = draft_layers
         self.paging: Paging | None = None
         self.slots = 0
@@ -141,7 +150,7 @@ class Roofline:
         layer_ns = self._layers_ns(last, shares)
         experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1, sequences)
         return self._draft_layers * (layer_ns + experts_ns) + self._tail_ns(
-            sequences, model.head_params
+            sequences, model.head_params, self._follows(sequences)
         )
 
     def _forecasting(self, sites: int) -> tuple[int, int]:
@@ -155,7 +164,7 @@ class Roofline:
         params = sites * m.experts * m.hidden
         flops, read_bytes = 2 * params, params * m.dense_bits / 8
         if part.on == "compute":
-            return self.hardware.compute.operation_ns(flops, read_bytes, part.launches), 0
+            return self._driven(self._follows(1)).operation_ns(flops, read_bytes, part.launches), 0
         assert self.hardware.cpu is not None
         return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
 
@@ -165,9 +174,10 @@ class Roofline:
         An encoder's rows attend to all of their prompt. Several rows, and contexts beyond a table of
         measured times, take no less than the table says, and no less than the formula.
         """
-        m, compute, windows = self.model, self.hardware.compute, self._windows[site]
+        m, windows = self.model, self._windows[site]
         least_ns, layers = 0, m.layers_at(site)
         rows, longest = sum(one.rows for one in shares), max(one.tokens for one in shares)
+        compute = self._driven(self._follows(rows))
         if self._measured is not None and self._measured.dense_us:
             seen = sum(n * min(longest, window or longest) for window, n in windows) // layers
             least_ns = self._measured.dense_ns(m.block_params(site), seen)
@@ -190,6 +200,13 @@ class Roofline:
         of_weights = float(2 * self._in_tiles(rows) * params), self._dense_read(params, rows)
         of_attention = attention_flops, kv_bytes
         return max(least_ns, compute.operations_ns((of_weights, of_attention), launches))
+
+    def _follows(self, rows: int) -> bool:
+        """Whether kernels of a step of so many rows follow one another as an engine's do."""
+        return rows <= self._launch_rows
+
+    def _driven(self, follows: bool) -> Compute:
+        return self._following if follows else self.hardware.compute
 
     def _slower(self, rows: int) -> float:
         """By which factor so many rows read weights more slowly than one."""
@@ -214,30 +231,38 @@ class Roofline:
         if m.encoder_sites and not step.decode:
             layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
             rows, params = step.rows, layers * m.cross_kv_params
-        return self._tail_ns(rows, params)
+        return self._tail_ns(rows, params, self._follows(step.rows))
 
-    def _tail_ns(self, rows: int, params: int) -> int:
-        if (rows, params) not in self._tail:
-            compute = self.hardware.compute
-            self._tail[rows, params] = compute.operation_ns(
+    def _tail_ns(self, rows: int, params: int, follows: bool) -> int:
+        at = rows, params, follows
+        if at not in self._tail:
+            compute = self._driven(follows)
+            self._tail[at] = compute.operation_ns(
                 2 * self._in_tiles(rows) * params,
                 self._dense_read(params, rows),
                 compute.tail_launches,
             )
-        return self._tail[rows, params]
+        return self._tail[at]
 
     def expert_ns(self, precision: int, site: int, tokens: int, rows: int = 0) -> int:
         if self._site_bytes is None:
             site = 0  # sites differ only in their bytes
         step_rows = rows or tokens
         multiplied = in_tiles(tokens, step_rows, self._tile_rows)
-        at = precision, site, tokens, multiplied, step_rows > FEW_ROWS
+        is_many, follows = step_rows > FEW_ROWS, self._follows(step_rows)
+        at = precision, site, tokens, multiplied, is_many, follows
         if at not in self._expert:
             self._expert[at] = self._one_expert_ns(*at)
         return self._expert[at]
 
     def _one_expert_ns(
-        self, precision: int, site: int, tokens: int, multiplied: int, is_many: bool
+        self,
+        precision: int,
+        site: int,
+        tokens: int,
+        multiplied: int,
+        is_many: bool,
+        follows: bool,
     ) -> int:
         """``multiplied``: how many rows the arithmetic is of, those that fill a tile included.
         ``is_many``: whether the step has more rows than are multiplied one after another.
@@ -248,7 +273,8 @@ class Roofline:
             if tokens <= self._measured.expert_us[lent][-1][0]:
                 return least_ns
         params, moved_bytes = self._expert_size(precision, site)
-        compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
+        compute = self._driven(follows)
+        share = self._active_share if tokens == 1 else 1.0
         read_bytes = moved_bytes * share + self._resident_bytes[precision]
         written_out = 0
         if self._bits[precision] < self._held_bits:

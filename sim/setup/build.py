@@ -217,6 +217,8 @@ def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Ha
         row_share=loader.kernel_row_share,
         tile_rows=loader.kernel_tile_rows,
         row_values=(loader.kernel_inner_values, loader.kernel_outer_values),
+        launch_us=loader.kernel_launch_us,
+        launch_rows=loader.kernel_launch_rows,
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
         moves_in_part=parts.payload.partial,

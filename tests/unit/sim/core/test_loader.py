@@ -38,6 +38,7 @@ from sim.values.types import Route
         ("kernel_tile_rows", 128),
         ("kernel_inner_values", 6),
         ("kernel_outer_values", 4),
+        ("kernel_launch_us", 1.5),
     ],
 )
 def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
@@ -84,6 +85,9 @@ def test_what_is_unknown_is_refused_with_what_is_allowed(
         ("kernel_memory_share", 0, "must be from 0.01 to 1; give a share of"),
         ("kernel_inner_values", -1, "must be a whole number >= 0"),
         ("kernel_outer_values", 0.5, "must be a whole number in"),
+        ("kernel_launch_us", -1.0, r"must be from 0 to 1e\+06; give microseconds"),
+        ("kernel_launch_rows", -1, "must be a whole number >= 0"),
+        ("kernel_launch_rows", 0.5, "must be a whole number in"),
         ("kernel_tile_rows", 56, "must be 0, where kernels have no tiles, or one of 8, 16, 24"),
         ("kernel_tile_rows", True, "must be 0, where kernels have no tiles, or one of 8, 16, 24"),
         ("write_back", "yes", "must be true or false"),
@@ -115,6 +119,11 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
         (
             {"write_back": True, "retention": "after_batch"},
             "loader.write_back needs loader.retention=strict",
+        ),
+        (
+            {"kernel_launch_rows": 4},
+            "loader.kernel_launch_rows=4 says in which steps loader.kernel_launch_us counts, which is"
+            " null; give it, or leave this out$",
         ),
         (
             {"kernels": "by_layer", "wait": "as_ready"},

@@ -16,7 +16,7 @@ from helpers.round_machine import compute, machine, small
 from sim.machine.attention import LatentAttention
 from sim.machine.roofline import Roofline
 from sim.values.places import ROOT
-from sim.values.types import Step
+from sim.values.types import Share, Step
 
 LAUNCH = 1_000
 
@@ -95,6 +95,47 @@ def test_an_engines_kernels_are_as_many_as_it_has_and_read_at_their_share() -> N
 
 
 # Contracts: C81
+def test_kernels_of_a_replayed_step_follow_one_another_in_the_engines_time() -> None:
+    """A quarter of a launch of 1 us for each kernel: two of a layer, one of an expert, one of the head.
+
+    Up to four rows; a step of five has launches, also for an expert that one of its rows needs and
+    for a head that runs for the last. A draft for three sequences is a step of three rows.
+    """
+    times = compute(launch_us=1.0, dense_launches=2, expert_launches=1, tail_launches=1)
+    plain, short, always, longer = (
+        Roofline(
+            small(),
+            machine(compute=times),
+            ("fp16",),
+            draft_layers=1,
+            launch_us=us,
+            launch_rows=rows,
+        )
+        for us, rows in ((None, None), (0.25, 4), (0.25, None), (3.0, None))
+    )
+
+    def saved(one: Roofline, what: Step) -> tuple[int, int, int]:
+        before, after = (
+            (each.dense_ns(what)[0], each.tail_ns(what), each.expert_ns(0, 0, 1, what.rows))
+            for each in (plain, one)
+        )
+        layer, tail, expert = (a - b for a, b in zip(before, after, strict=True))
+        return layer, tail, expert
+
+    quick = (2 * 750, 750, 750)
+    for rows in (1, 4):
+        assert saved(short, step(rows, 1001, False)) == quick
+    assert saved(short, step(5, 1001, False)) == (0, 0, 0)
+    assert saved(always, step(5, 1001, False)) == quick
+    assert saved(longer, step(1, 1001, True)) == (0, 0, 0), "no longer than a launch"
+    assert short.expert_ns(0, 0, 1) == short.expert_ns(0, 0, 1, 4) < short.expert_ns(0, 0, 1, 5)
+    checking = Step(0, 0, 6, (0, 1, 2), 1001, True, (), (), (0, 1, 2), drafters=(3,))
+    drafting = replace(checking, parts=(Share(2, 1001, 1),) * 3)
+    # The check has six rows. A draft has a layer, two experts for each of three rows, and a head.
+    assert saved(short, drafting)[0] == (2 + 6 + 1) * 750
+
+
+# Contracts: C81
 def test_each_further_row_of_up_to_eight_adds_a_share_to_the_reading_of_weights() -> None:
     """At a quarter more a row five rows read 480 B twice as long, 960 B, and keys and values as before:
     4 * 1001 + 10 pairs; nine read as long as eight, 2.75 times. An expert's 768 B become 1,536.
@@ -126,7 +167,7 @@ def test_stratas_kernels_before_a_layers_experts_take_what_profiles_of_three_car
     """An RTX 3060, an RTX 5070 and an RTX 2080 Ti, none of which the engine's file was drawn from.
 
     A linear layer reads 59.3 MB in 17 kernels before its experts, an attention layer 61.6 MB in 37
-    for four rows; 36 and 12 of 48. A kernel of a graph takes 1.5 us. Each has a card's rate, its
+    for four rows; 36 and 12 of 48. Between two of them pass 1.5 us. Each has a card's rate, its
     assumed efficiency, the rows and the ms that were measured.
     """
     llama, strata = (
@@ -135,6 +176,8 @@ def test_stratas_kernels_before_a_layers_experts_take_what_profiles_of_three_car
     )
     assert strata["kernel_launches"] == (36 * 41 + 12 * 63) // 48 - 3
     assert not {"kernel_memory_share", "kernel_row_share"} & set(strata), "llama.cpp's"
+    assert strata["kernel_launch_us"] == 1.5
+    assert "kernel_launch_rows" not in strata, "its graphs are of every step"
     read_mb, kernels = 36 * 59.3 + 12 * 61.6, 36 * 17 + 12 * 37
     for rate, rows, measured_ms in (
         (360 * 0.85, 2.33, 21.43),

@@ -47,6 +47,7 @@ RUNS = {
     "tiles of a step's rows": (
         "system=lru loader.kernel_tile_rows=128 hardware.compute.peak_tflops=1"
     ),
+    "a replayed step": "system=lru loader.kernel_launch_us=1 loader.kernel_launch_rows=1",
     "streamed layers": f"system=mixtral_offloading loader.dense_slots=2 {HOST}",
 }
 
