@@ -26,7 +26,7 @@ from sim.answers.link_words import with_peak
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.data_sheets import of_preset
 from sim.machine.devices import device_of
-from sim.machine.precision import PRECISION_BITS, bits_of_file, says_dense_bits
+from sim.machine.precision import FILES, PRECISION_BITS, bits_of_file, says_dense_bits
 from sim.results.believed import whose
 from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
@@ -43,8 +43,8 @@ from sim.workload.speculation import OFFLOADED
 
 PLAIN, PLAIN_BITS = "fp16", 16.0
 """The precision of systems that change none: they are asked at each of the precisions."""
-RESIDENT = "lru"
-"""The system that is asked where all experts fit."""
+RESIDENT, OF_FILES = "lru", "llama_cpp_n_cpu_moe"
+"""The system that is asked where all experts fit, and the engine of llama.cpp's files."""
 FULL = 1.0
 LADDER = ("fp16", "fp8", "int8", "q4_k_m", "int4", "int2")
 """Precisions at which the answer says whether everything fits, best first."""
@@ -88,10 +88,12 @@ def systems_at(precisions: Sequence[str], whole: Sequence[str] = ()) -> list[tup
     """The words of every system: those that change no precision at each of ``precisions``.
 
     At the precisions of ``whole`` everything fits, and nobody offloads: there `RESIDENT` alone is
-    asked.
+    asked, and of a file of llama.cpp its engine, too.
     """
     found: list[tuple[str, ...]] = [
-        (f"system={RESIDENT}", f"precision={precision}") for precision in whole
+        (f"system={name}", f"precision={precision}")
+        for precision in whole
+        for name in ((RESIDENT, OF_FILES) if precision in FILES else (RESIDENT,))
     ]
     for name in names("system"):
         if _precision_of(name) != PLAIN:

@@ -136,24 +136,24 @@ def test_all_runs_of_strata_have_its_kernels_and_none_a_figure_of_its_card_drawn
 def test_what_llama_cpp_replays_follows_from_the_date_of_a_runs_page() -> None:
     """Of whole models on a card: pull requests 15525 and 15631 are of August 2025, the others of 2026.
 
-    One row was replayed then, and up to four since February 2026 (19645). ik_llama.cpp's runs that
-    decode so are older than its graphs (689, August 2025): pull requests 370 and 386, discussion 477.
+    One row was replayed then, and up to four since February 2026 (19645). ik_llama.cpp's whole models
+    that decode are older than its graphs (689, August 2025): pull requests 370 and 386, discussion 477.
     """
-    graphs, strata = (
-        yaml.safe_load((ROOT / f"conf/loader/{name}.yaml").read_text(encoding="utf-8"))
-        for name in ("llama_cpp_graphs", "strata")
-    )
-    assert graphs["kernel_launch_us"] == strata["kernel_launch_us"]
-    assert graphs["kernel_launch_rows"] == 4
-    found = [one for one in published() if "loader=llama_cpp_graphs" in one.words]
-    assert len(found) == 37
-    for one in found:
+    runs = [
+        one
+        for one in published()
+        if {"loader=llama_cpp", "system=llama_cpp_n_cpu_moe"} & {*one.words}
+    ]
+    launched = [one for one in runs if "loader.kernel_launch_us=null" in one.words]
+    replayed = [one for one in runs if one not in launched]
+    assert len(replayed) == 37
+    for one in replayed:
         assert "budget.resident_share=1" in one.words
-        of_2025 = one.source.endswith(("/15525", "/15631"))
-        assert ("loader.kernel_launch_rows=1" in one.words) == of_2025, one.name
-    launched = [one for one in published() if "loader=llama_cpp" in one.words]
+        rows = 1 if one.source.endswith(("/15525", "/15631")) else 4
+        assert f"loader.kernel_launch_rows={rows}" in one.words, one.name
+    whole = [one for one in launched if "loader=llama_cpp" in one.words and not one.is_prompt]
     pages = {"pull/370", "pull/386", "discussions/477"}
-    assert {"/".join(one.source.split("/")[-2:]) for one in launched if not one.is_prompt} == pages
+    assert {"/".join(one.source.split("/")[-2:]) for one in whole} == pages
 
 
 def test_every_model_whose_gates_a_run_has_has_its_own_words_and_a_run() -> None:
