@@ -254,9 +254,11 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
             *row.words,
             f"hardware.cpu.memory_gb_per_s={rate:.6g}",
         )
-    if any(word.startswith("precision=") for word in row.words):
-        four = [word for word in row.words if not word.startswith("precision=")]
-        wanted["experts at int4"] = (*four, "precision=int4")
+    fewer = "q3_k_m" if row.precision in FILES else "int4"
+    is_chosen = any(word.startswith("precision=") for word in row.words)
+    if is_chosen and PRECISION_BITS[fewer] < PRECISION_BITS[row.precision]:
+        others = [word for word in row.words if not word.startswith("precision=")]
+        wanted[f"experts at {fewer}"] = (*others, f"precision={fewer}")
     if (context := run.workload.lengths.context) is not None:
         wanted[f"a context of {2 * context:,} tokens"] = (
             *row.words,
