@@ -185,6 +185,17 @@ def test_what_a_run_does_not_have_is_not_changed() -> None:
     assert list(changed(row("system=floe"), run)) == expected
 
 
+def test_fewer_bits_than_a_file_of_llama_cpp_has_are_those_of_another_file() -> None:
+    def found(precision: str) -> list[str]:
+        one = replace(row("system=lru", f"precision={precision}"), precision=precision)
+        return [what for what in changed(one, run_of()) if what.startswith("experts at")]
+
+    assert found("q4_k_m") == ["experts at q3_k_m"]
+    assert found("q2_k") == []
+    assert found("fp16") == ["experts at int4"]
+    assert found("int2") == []
+
+
 def test_what_cannot_run_and_what_is_the_row_itself_are_no_changes() -> None:
     one = row("system=lru", "precision=int4")
     bench = Bench(refused=("hardware.memory_gib=32",))
