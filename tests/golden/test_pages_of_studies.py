@@ -68,7 +68,10 @@ def test_published_runs_come_out_as_the_page_says(
         made = f"moelab synthesize like={like} {told} output_dir=gates/prompts/{like}"
         assert shell.run(made).status == 0
     found = shell.run("moelab reproduce field=gates")
-    assert found.status == 0, "a line that the page says holds is missed"
+    judged = [row for row in rows(DOCS / "field.md") if row[-1] in ("holds", "**missed**")]
+    assert len(judged) == 3
+    missed = [row for row in judged if row[-1] != "holds"]
+    assert found.status == (1 if missed else 0), "another line is missed than the page says"
     told = found.out
     runs = {row[0] for row in rows(DOCS / "field.md")}
     printed = [line for line in told.splitlines() if line[1:].partition("  ")[0] in runs]
