@@ -31,7 +31,13 @@ VERDICTS = ("holds", "reachable", "misses", "misprint")
 NAMES = {"hobbit": "HOBBIT", "edgemoe": "EdgeMoE", "fate": "Fate", "floe": "FloE"}
 LONG = {LIKE: "tokens=256", NEXT: "tokens=256 sequences=24"}
 """By model, gates whose hits count. Those of the others are of runs with whole layers on the CPU."""
-PROMPTS = {LIKE: 4096, NEXT: 4096, "gpt_oss_120b": 8192, "deepseek_v2_lite": 4096}
+PROMPTS = {
+    LIKE: 4096,
+    NEXT: 4096,
+    "gpt_oss_120b": 8192,
+    "deepseek_v2_lite": 4096,
+    "gpt_oss_20b": 4096,
+}
 """By model, the tokens of the longest prompt of its runs."""
 Row = dict[str, Any]
 pytestmark = [
