@@ -23,7 +23,7 @@ from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
 from sim.reproduce.verdicts import Verdict, counts, verdict_of
 from sim.results.folders import locked
-from sim.setup.parts import make_parts
+from sim.setup.parts import make_parts, with_layer_staged
 from sim.values.places import ROOT
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
@@ -119,7 +119,7 @@ def test_every_experiments_words_make_runs_whose_parts_are_accepted(name: str) -
             for arm in arms_of(points, experiment):
                 assert arm.trace in paper.traces
                 config, _ = composed(Job(arm, BUNDLED, "0", {}, None))
-                make_parts(config)
+                make_parts(with_layer_staged(config))
 
 
 def test_the_later_of_two_words_stands_and_an_option_drops_what_was_set_in_another() -> None:
