@@ -26,6 +26,7 @@ from sim.answers.link_words import with_peak
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.data_sheets import of_preset
 from sim.machine.devices import device_of
+from sim.machine.model import Model
 from sim.machine.precision import FILES, PRECISION_BITS, bits_of_file, says_dense_bits
 from sim.results.believed import whose
 from sim.results.intervals import Floats
@@ -41,7 +42,7 @@ from sim.verbs.names import chosen_by, names
 from sim.workload.kv_room import GROWING
 from sim.workload.speculation import OFFLOADED
 
-PLAIN, PLAIN_BITS = "fp16", 16.0
+PLAIN = "fp16"
 """The precision of systems that change none: they are asked at each of the precisions."""
 RESIDENT, OF_FILES = "lru", "llama_cpp_n_cpu_moe"
 """The system that is asked where all experts fit, and the engine of llama.cpp's files."""
@@ -72,9 +73,8 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
         geometry = make_geometry(
             model, (name,), Budget(FULL), device_of=device_of(run.hardware, model)
         )
-        stored = (
-            model if is_said else replace(model, dense_bits=bits_of_file((name,)) or PLAIN_BITS)
-        )
+        bits = model.dense_bits if is_said else bits_of_file((name,)) or Model.dense_bits
+        stored = replace(model, dense_bits=bits)
         other = (stored.dense_bytes - model.dense_bytes) * run.hardware.copies
         needs = fixed + other + all_slot_bytes(geometry) * run.hardware.copies
         fits = needs <= run.hardware.memory_bytes
