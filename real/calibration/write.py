@@ -141,6 +141,7 @@ def hardware_text(
         ),
         "  memory_efficiency: 1.0  # as measured",
         f"  launch_us: {found.launch_ns / 1e3:.6g}  # the least operation of a queue of them",
+        f"  replay_us: {'2.0' if machine.device == 'cuda' else 'null'}  # not measured: as rtx4090_pcie4",
         "  dense_launches: 1  # a layer's stand-in is one product",
         f"  expert_launches: {found.expert_launches}  # as the code has them",
         "  tail_launches: 1  # as the code has them",

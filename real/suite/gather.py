@@ -189,6 +189,6 @@ def _of_published(row: field.Row, file: str, basis: str) -> Pair:
     system = next(word for word in one.words if word.startswith("system=")).partition("=")[2]
     name = f"{system} ({one.name})"
     times = 1 / one.tokens_per_s, 1 / row.tokens_per_s
-    role = FITTED if one.name in field.GAVE_KERNELS else PREDICTED
+    role = FITTED if one.name in field.FITTED else PREDICTED
     told = "published", name, None, READ if one.is_prompt else TOKEN, role, *times
     return Pair(one.machine, file, basis, *told, gates=f"SYNTHETIC gates: {row.gates}")

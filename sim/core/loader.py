@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.values.tiles import WIDTHS
 from sim.values.types import Route
 from sim.values.units import require_flag, require_number, require_range
 
@@ -20,7 +19,6 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "retention": ("strict", "after_batch", "until_next_visit"),
     "replay_unit": ("union", "access"),
     "copies": ("pinned", "pageable", "free"),
-    "kernels": ("by_expert", "by_layer"),
 }
 
 
@@ -65,18 +63,6 @@ class Loader:
     - ``write_back``: evicted variants go back over the link.
     - ``copies``: from pinned or from pageable memory. ``free`` takes no time, which no real loader
       can do: it is a reference.
-    - ``kernels``: ``by_layer`` computes a layer's experts in kernels that take them together, so that
-      launches are a layer's and not an expert's.
-    - ``kernel_launches``: how many kernels compute a layer beside its experts; None: as many as the
-      machine's file says. ``kernel_memory_share``: at which share of the rate that the file says
-      these and the experts' read memory. ``kernel_row_share``: what each further row of up to eight
-      adds to their reading, as a share of the first one's. ``kernel_tile_rows``: how wide the tiles
-      are at most in which they multiply more rows than eight; 0: they multiply no row more than there
-      are. ``kernel_inner_values`` and ``kernel_outer_values``: how many values of an expert's width,
-      and of a layer's, they hand on for each row of an expert in such steps. ``kernel_launch_us``: in
-      which time one follows another at most; None: a launch of the machine's file.
-      ``kernel_launch_rows``: up to how many rows a step has in which it counts; None: in all
-      (contract C81).
 
     Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
@@ -100,15 +86,6 @@ class Loader:
     low_for_high: bool = False
     write_back: bool = False
     copies: str = "pinned"
-    kernels: str = "by_expert"
-    kernel_launches: int | None = None
-    kernel_memory_share: float = 1.0
-    kernel_row_share: float = 0.0
-    kernel_tile_rows: int = 0
-    kernel_inner_values: int = 0
-    kernel_outer_values: int = 0
-    kernel_launch_us: float | None = None
-    kernel_launch_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
@@ -126,22 +103,6 @@ class Loader:
             )
         for name in ("staging_slots", "dense_slots"):
             require_number(f"loader.{name}", getattr(self, name), whole=True)
-        for name in ("kernel_launches", "kernel_launch_rows"):
-            if getattr(self, name) is not None:
-                require_number(f"loader.{name}", getattr(self, name), whole=True)
-        if self.kernel_launch_us is not None:
-            require_range("loader.kernel_launch_us", self.kernel_launch_us, 0, 1e6, "microseconds")
-        share = self.kernel_memory_share
-        require_range("loader.kernel_memory_share", share, 0.01, 1, "a share of the machine's rate")
-        require_range("loader.kernel_row_share", self.kernel_row_share, 0, 1, "a share of a row")
-        tile: object = self.kernel_tile_rows
-        if tile not in (0, *WIDTHS) or isinstance(tile, bool | float):
-            raise ValueError(
-                f"loader.kernel_tile_rows={tile} must be 0, where kernels have no tiles, or one of"
-                f" {', '.join(map(str, WIDTHS))} rows"
-            )
-        for name in ("kernel_inner_values", "kernel_outer_values"):
-            require_number(f"loader.{name}", getattr(self, name), whole=True)
         if self.chunk_bytes is not None:
             require_number("loader.chunk_bytes", self.chunk_bytes, minimum=1, whole=True)
         budget = self.prefetch_budget
@@ -156,13 +117,6 @@ class Loader:
     def _check_combinations(self) -> None:
         stages = self.destination == "staging" or self.staging_slots > 0
         refused = (
-            (
-                self.kernel_launch_rows is not None and self.kernel_launch_us is None,
-                (
-                    f"loader.kernel_launch_rows={self.kernel_launch_rows} says in which steps"
-                    " loader.kernel_launch_us counts, which is null; give it, or leave this out"
-                ),
-            ),
             (
                 self.destination == "staging" and not self.staging_slots,
                 "loader.destination=staging needs loader.staging_slots >= 1",
@@ -208,13 +162,6 @@ class Loader:
                 (
                     "loader.write_back needs loader.retention=strict: what is trimmed has no"
                     " transfer to go back with"
-                ),
-            ),
-            (
-                self.kernels == "by_layer" and self.wait != "wait_all",
-                (
-                    "loader.kernels=by_layer takes a layer's experts together, and"
-                    f" loader.wait={self.wait} computes each by itself; choose loader.wait=wait_all"
                 ),
             ),
         )

@@ -6,6 +6,7 @@ The names exported here are public: configurations use them.
 from sim.machine.attention import LatentAttention
 from sim.machine.devices import Device, Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.kernels import Kernels
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
@@ -23,6 +24,7 @@ __all__ = [
     "Gather",
     "Hardware",
     "Host",
+    "Kernels",
     "LatentAttention",
     "Link",
     "Measured",

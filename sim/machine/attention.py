@@ -68,3 +68,15 @@ def attended_tokens(context: int, rows: int, window: int) -> float:
 def read_tokens(context: int, rows: int, window: int) -> int:
     """Of how many tokens the last ``rows`` of ``context`` read keys and values, each once."""
     return min(context, window + rows - 1) if window else context
+
+
+def computed_tokens(context: int, rows: int, window: int, causal_rows: int) -> float:
+    """Of how many tokens a kernel computes the scores of each of these rows, on average, where it
+    works in whole blocks: all that the cache holds for the rows.
+
+    A kernel of at least ``causal_rows`` rows leaves out what comes after a row. With a window the
+    cache holds the window and the rows, in no order, and nothing is left out.
+    """
+    if window:
+        return min(context, window + rows)
+    return attended_tokens(context, rows, 0) if rows >= causal_rows else context

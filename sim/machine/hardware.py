@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
 from sim.machine.devices import Devices, check_devices, each_alone
+from sim.machine.kernels import Kernels
 from sim.machine.link import Link
 from sim.machine.link_parts import RATES
 from sim.machine.measured import Measured, time_ns
@@ -28,6 +29,9 @@ class Compute:
     ``dequantise_launches`` is 0 where an expert's kernels read quantised weights directly. Else
     quantised weights are written out in 16 bits before each use, in so many launches, and are read
     from there.
+
+    ``replay_us`` is the time in which one kernel follows another where a step is replayed as a graph
+    that was recorded before; None where the driver has no graphs.
     """
 
     peak_tflops: float
@@ -39,15 +43,25 @@ class Compute:
     expert_launches: int
     tail_launches: int
     dequantise_launches: int = 0
+    replay_us: float | None = None
 
     def __post_init__(self) -> None:
         _check_roofline("hardware.compute", self)
         require_range("hardware.compute.launch_us", self.launch_us, 0, 1e6, "microseconds")
+        if self.replay_us is not None:
+            require_range("hardware.compute.replay_us", self.replay_us, 0, 1e6, "microseconds")
         for name in ("dense_launches", "expert_launches", "tail_launches", "dequantise_launches"):
             require_number(f"hardware.compute.{name}", getattr(self, name), maximum=inf, whole=True)
             require_range(
                 f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation"
             )
+
+    @property
+    def replayed(self) -> Compute:
+        """The same compute where a step's kernels are replayed, as far as that is faster."""
+        if self.replay_us is None:
+            return self
+        return replace(self, launch_us=min(self.launch_us, self.replay_us))
 
     def operation_ns(self, flops: float, moved_bytes: float, launches: int) -> int:
         return self.operations_ns(((flops, moved_bytes),), launches)
@@ -318,15 +332,15 @@ class Hardware:
             )
         return replace(self, links=(slower, *outer), measured=measured)
 
-    def driven_by(self, launches: int | None, memory_share: float) -> Hardware:
-        """The same machine under an engine's kernels: ``launches`` of a layer (None: as many as here),
-        which read memory at ``memory_share`` of its rate. Measured times stay as they are.
+    def driven_by(self, kernels: Kernels) -> Hardware:
+        """The same machine under an engine's kernels: its launches of a layer, and the share of the
+        memory's rate at which they read weights. Measured times stay as they are.
         """
-        compute = self.compute
+        compute, launches = self.compute, kernels.launches
         own = replace(
             compute,
             dense_launches=compute.dense_launches if launches is None else launches,
-            memory_efficiency=compute.memory_efficiency * memory_share,
+            memory_efficiency=compute.memory_efficiency * kernels.weight_share,
         )
         return replace(self, compute=own)
 

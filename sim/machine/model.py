@@ -313,6 +313,13 @@ class Model:
         return 4 * self.heads * self.head_dim * pairs
 
     @property
+    def attention_width(self) -> int:
+        """How many values the queries and the keys of one row have."""
+        if self.latent is not None:
+            return (self.heads + 1) * (self.latent.kv_rank + self.latent.rope_dim)
+        return (self.heads + self.kv_heads) * self.head_dim
+
+    @property
     def cross_kv_params(self) -> int:
         """The parameters of a decoder layer's cross-attention that run over the prompt once.
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from sim.machine.attention import attended_tokens, read_tokens
+from sim.machine.attention import attended_tokens, computed_tokens, read_tokens
 from sim.machine.hardware import Compute, Hardware
+from sim.machine.kernels import Kernels
 from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model
 from sim.machine.precision import PRECISION_BITS
@@ -18,6 +19,8 @@ from sim.values.types import HostCosts, Share, Step
 from sim.values.units import gib, us
 
 Shares = tuple[Share, ...]
+OF_MACHINE = Kernels()
+"""Kernels whose times are those of the machine's file."""
 WRITTEN_OUT_BITS = 16.0
 """Bits of a weight after it was dequantised for use."""
 
@@ -37,15 +40,9 @@ class Roofline:
       kernel). Several rows read all.
     - ``decision_ns`` is host time after every gate beside the machine's own.
     - With ``free_copies`` links take no time: a reference, no machine.
-    - With ``joint_kernels`` a layer's experts share their launches, which its dense work has then.
-      Times that were measured have the launches that they were measured with.
-    - ``row_share`` is what each further row of up to `FEW_ROWS` adds to the reading of weights, as a
-      share of the first one's. ``tile_rows`` is how wide the tiles are at most in which more rows
-      are multiplied: arithmetic is that of whole tiles. 0: of the rows that there are.
-    - ``row_values`` are how many values of 32 bits kernels write and read for each row of an expert
-      where a step has more rows than these: of the expert's width, and of the layer's.
-    - ``launch_us`` is how long an engine's kernels take to follow one another, where the machine's
-      launches take longer. It counts in steps of up to ``launch_rows`` rows; None: in all of them.
+    - ``kernels`` are the engine's. Where they take a layer's experts together, the layer's dense work
+      has the experts' launches. Times that were measured have the launches that they were measured
+      with.
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
@@ -62,15 +59,10 @@ class Roofline:
         precisions: Sequence[str],
         site_bytes: Sequence[Sequence[int]] | None = None,
         *,
+        kernels: Kernels = OF_MACHINE,
         active_share: float = 1.0,
         decision_ns: int = 0,
         free_copies: bool = False,
-        joint_kernels: bool = False,
-        row_share: float = 0.0,
-        tile_rows: int = 0,
-        row_values: tuple[int, int] = (0, 0),
-        launch_us: float | None = None,
-        launch_rows: int | None = None,
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
@@ -82,16 +74,18 @@ class Roofline:
         self.contention = None if free_copies else hardware.contention
         self.cpu_latency_ns = us(hardware.cpu.round_trip_us) if hardware.cpu is not None else 0
         self._active_share, self._free_copies = active_share, free_copies
-        self._row_share, self._tile_rows = row_share, tile_rows
-        inner, outer = row_values
+        self._kernels = kernels
+        inner, outer = kernels.inner_values, kernels.outer_values
         self._row_bytes = 4 * (inner * model.expert_intermediate + outer * model.hidden)
-        own_us = hardware.compute.launch_us
-        following_us = own_us if launch_us is None else min(own_us, launch_us)
-        self._following = replace(hardware.compute, launch_us=following_us)
-        self._launch_rows = inf if launch_rows is None else launch_rows
+        layer, heads = kernels.layer_values, kernels.head_values
+        self._layer_row_bytes = 4 * (layer * model.hidden + heads * model.attention_width)
+        # The machine's rate is that of weights (`Hardware.driven_by`).
+        self._kv_share = kernels.attention_share / kernels.weight_share
+        self._replayed = hardware.compute.replayed
+        self._graph_rows = inf if kernels.graph_rows is None else kernels.graph_rows
         launches = hardware.compute.expert_launches
         self._layer_launches, self._expert_launches = (
-            (launches, 0) if joint_kernels else (0, launches)
+            (launches, 0) if kernels.together else (0, launches)
         )
         self._resident_bytes = [model.resident_bytes(precision) for precision in precisions]
         self._forecast_ns, later_ns = self._forecasting(forecast_sites)
@@ -150,7 +144,7 @@ class Roofline:
         layer_ns = self._layers_ns(last, shares)
         experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1, sequences)
         return self._draft_layers * (layer_ns + experts_ns) + self._tail_ns(
-            sequences, model.head_params, self._follows(sequences)
+            sequences, model.head_params, self._is_replayed(sequences)
         )
 
     def _forecasting(self, sites: int) -> tuple[int, int]:
@@ -164,7 +158,9 @@ class Roofline:
         params = sites * m.experts * m.hidden
         flops, read_bytes = 2 * params, params * m.dense_bits / 8
         if part.on == "compute":
-            return self._driven(self._follows(1)).operation_ns(flops, read_bytes, part.launches), 0
+            return self._driven(self._is_replayed(1)).operation_ns(
+                flops, read_bytes, part.launches
+            ), 0
         assert self.hardware.cpu is not None
         return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
 
@@ -177,44 +173,53 @@ class Roofline:
         m, windows = self.model, self._windows[site]
         least_ns, layers = 0, m.layers_at(site)
         rows, longest = sum(one.rows for one in shares), max(one.tokens for one in shares)
-        compute = self._driven(self._follows(rows))
+        compute = self._driven(self._is_replayed(rows))
         if self._measured is not None and self._measured.dense_us:
             seen = sum(n * min(longest, window or longest) for window, n in windows) // layers
             least_ns = self._measured.dense_ns(m.block_params(site), seen)
             if rows == 1 and seen <= self._measured.dense_us[-1][0]:
                 return least_ns
-        encodes = m.is_encoder(site)
+        encodes, is_many = m.is_encoder(site), rows > FEW_ROWS
         params = m.block_params(site) - (0 if encodes else layers * m.cross_kv_params)
         attention_flops, kv_bytes = 0.0, 0.0
         for window, count in windows:
             for own_rows, tokens, _ in shares:
-                attended = tokens if encodes else attended_tokens(tokens, own_rows, window)
+                attended = tokens if encodes else self._scored(tokens, own_rows, window, is_many)
                 read = read_tokens(tokens, own_rows, window)
                 attention_flops += count * m.attention_flops(own_rows * attended, read - own_rows)
                 kv_bytes += count * m.layer_kv_bytes * read
         launches = (
-            layers * compute.dense_launches
+            layers * (compute.dense_launches + (self._kernels.more_launches if rows > 1 else 0))
             + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
             + self._layer_launches
         )
         of_weights = float(2 * self._in_tiles(rows) * params), self._dense_read(params, rows)
-        of_attention = attention_flops, kv_bytes
-        return max(least_ns, compute.operations_ns((of_weights, of_attention), launches))
+        if is_many and m.latent is None:
+            attention_flops *= max(1.0, self._kernels.head_dim / m.head_dim)
+        of_attention = attention_flops, kv_bytes / self._kv_share
+        of_rows = 0.0, float(layers * rows * self._layer_row_bytes) if is_many else 0.0
+        return max(least_ns, compute.operations_ns((of_weights, of_attention, of_rows), launches))
 
-    def _follows(self, rows: int) -> bool:
-        """Whether kernels of a step of so many rows follow one another as an engine's do."""
-        return rows <= self._launch_rows
+    def _scored(self, tokens: int, rows: int, window: int, is_many: bool) -> float:
+        """Of how many of a sequence's tokens attention computes the scores of each row, on average."""
+        if is_many and self._kernels.causal_rows:
+            return computed_tokens(tokens, rows, window, self._kernels.causal_rows)
+        return attended_tokens(tokens, rows, window)
 
-    def _driven(self, follows: bool) -> Compute:
-        return self._following if follows else self.hardware.compute
+    def _is_replayed(self, rows: int) -> bool:
+        """Whether a step of so many rows is replayed as a graph, if the machine has graphs."""
+        return rows <= self._graph_rows
+
+    def _driven(self, replayed: bool) -> Compute:
+        return self._replayed if replayed else self.hardware.compute
 
     def _slower(self, rows: int) -> float:
         """By which factor so many rows read weights more slowly than one."""
-        return 1 + self._row_share * (min(rows, FEW_ROWS) - 1)
+        return 1 + self._kernels.row_share * (min(rows, FEW_ROWS) - 1)
 
     def _in_tiles(self, rows: int) -> int:
         """How many rows a matrix is multiplied with that all rows of a step need."""
-        return in_tiles(rows, rows, self._tile_rows)
+        return in_tiles(rows, rows, self._kernels.tile_rows)
 
     def _dense_read(self, params: int, rows: int) -> float:
         """The bytes of dense weights that rows read, as many more as they are slower."""
@@ -231,12 +236,12 @@ class Roofline:
         if m.encoder_sites and not step.decode:
             layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
             rows, params = step.rows, layers * m.cross_kv_params
-        return self._tail_ns(rows, params, self._follows(step.rows))
+        return self._tail_ns(rows, params, self._is_replayed(step.rows))
 
-    def _tail_ns(self, rows: int, params: int, follows: bool) -> int:
-        at = rows, params, follows
+    def _tail_ns(self, rows: int, params: int, replayed: bool) -> int:
+        at = rows, params, replayed
         if at not in self._tail:
-            compute = self._driven(follows)
+            compute = self._driven(replayed)
             self._tail[at] = compute.operation_ns(
                 2 * self._in_tiles(rows) * params,
                 self._dense_read(params, rows),
@@ -248,9 +253,9 @@ class Roofline:
         if self._site_bytes is None:
             site = 0  # sites differ only in their bytes
         step_rows = rows or tokens
-        multiplied = in_tiles(tokens, step_rows, self._tile_rows)
-        is_many, follows = step_rows > FEW_ROWS, self._follows(step_rows)
-        at = precision, site, tokens, multiplied, is_many, follows
+        multiplied = in_tiles(tokens, step_rows, self._kernels.tile_rows)
+        is_many, replayed = step_rows > FEW_ROWS, self._is_replayed(step_rows)
+        at = precision, site, tokens, multiplied, is_many, replayed
         if at not in self._expert:
             self._expert[at] = self._one_expert_ns(*at)
         return self._expert[at]
@@ -262,7 +267,7 @@ class Roofline:
         tokens: int,
         multiplied: int,
         is_many: bool,
-        follows: bool,
+        replayed: bool,
     ) -> int:
         """``multiplied``: how many rows the arithmetic is of, those that fill a tile included.
         ``is_many``: whether the step has more rows than are multiplied one after another.
@@ -273,7 +278,7 @@ class Roofline:
             if tokens <= self._measured.expert_us[lent][-1][0]:
                 return least_ns
         params, moved_bytes = self._expert_size(precision, site)
-        compute = self._driven(follows)
+        compute = self._driven(replayed)
         share = self._active_share if tokens == 1 else 1.0
         read_bytes = moved_bytes * share + self._resident_bytes[precision]
         written_out = 0

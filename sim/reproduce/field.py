@@ -60,10 +60,24 @@ The others keep a state, of which nothing is counted. Its dense weights are 3.4 
 and head. The last five are models of the catalogue: their runs have whole layers on the CPU, or none.
 """
 
-GAVE_KERNELS = ("ik-q30-3090ti-0k", "ik-v2l-4080-0k", "ik-r1t2-6000-0k")
-"""The runs with all experts on the card that gave ``conf/loader/llama_cpp.yaml`` the share of a card's
-rate at which its kernels read. They were fitted, so they are not scored.
+GAVE_ATTENTION = (
+    "ik-q30-3090ti-16k",
+    "ik-q30-4080-16k",
+    "lc-q30-4080-16k",
+    "ik-q235-5090-14k",
+    "ik-q235q8-5090-14k",
+    "ik-v2l-4080-29k",
+    "lc-oss20-gb10-8k",
+    "lc-oss120-gb10-8k",
+    "lc-q30q8-gb10-8k",
+)
+"""The first contexts of nine groups, which gave ``conf/kernels/llama_cpp.yaml`` the share of a machine's
+rate at which attention reads keys and values.
 """
+GAVE_LAUNCH = ("lc-oss20-strix-0k", "lc-q30-strix-0k", "lc-q30f16-strix-0k")
+"""The runs that gave ``conf/hardware/strix_halo.yaml`` the time of a launch."""
+FITTED = {*GAVE_ATTENTION, *GAVE_LAUNCH}
+"""Runs from which a figure was drawn that all runs have. They are not scored."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from statistics import median
 from rich.table import Table
 
 from sim.process.printing import NARROW, with_whole_words
-from sim.reproduce.field import Published, Row, rows
+from sim.reproduce.field import FITTED, Published, Row, rows
 
 LEAST_DIFFERENCE = 0.05
 """A smaller difference of two measured speeds has no sign that would be asked for."""
@@ -87,8 +87,8 @@ def check(runs: Sequence[Published]) -> None:
 def gains(found: Sequence[Row], again: Again) -> list[Gain]:
     """The gain of each run that names a baseline, in the order of the rows.
 
-    Of a run that is there several times the last row counts, which is the one that most was fitted
-    for. Its baseline is simulated with the same fitted figures: as a row that was fitted on the
+    Runs that gave a figure (`sim.reproduce.field.FITTED`) have none. Of a run that is there several
+    times the last row counts, which is the one that most was fitted for. Its baseline is simulated with the same fitted figures: as a row that was fitted on the
     same runs, or as measured, if it is one of them. ``again``: a row as it is to be compared
     (`as_told`). Raise ValueError as `check` does.
     """
@@ -97,7 +97,9 @@ def gains(found: Sequence[Row], again: Again) -> list[Gain]:
     return [
         _gain(row, found, again)
         for row in found
-        if row.published.baseline and row is last[row.published.name]
+        if row.published.baseline
+        and row is last[row.published.name]
+        and row.published.name not in FITTED
     ]
 
 

@@ -202,23 +202,17 @@ def _durations(parts: Parts, geometry: Geometry, held: float) -> Timed:
 
 def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Hardware) -> Roofline:
     """How long each operation takes on a machine with one device."""
-    loader, model = parts.loader, parts.model
-    reached = hardware.unpinned() if loader.copies == "pageable" else hardware
-    driven = reached.driven_by(loader.kernel_launches, loader.kernel_memory_share)
+    model, is_pageable = parts.model, parts.loader.copies == "pageable"
+    reached = hardware.unpinned() if is_pageable else hardware
     return Roofline(
         model,
-        driven.together(parts.placement.uses_cpu),
+        reached.driven_by(parts.kernels).together(parts.placement.uses_cpu),
         parts.precision.precisions,
         geometry.site_bytes,
+        kernels=parts.kernels,
         active_share=parts.payload.active_share,
         decision_ns=us(parts.placement.decision_us(model.experts)),
-        free_copies=loader.copies == "free",
-        joint_kernels=loader.kernels == "by_layer",
-        row_share=loader.kernel_row_share,
-        tile_rows=loader.kernel_tile_rows,
-        row_values=(loader.kernel_inner_values, loader.kernel_outer_values),
-        launch_us=loader.kernel_launch_us,
-        launch_rows=loader.kernel_launch_rows,
+        free_copies=parts.loader.copies == "free",
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
         moves_in_part=parts.payload.partial,

@@ -24,7 +24,16 @@ if TYPE_CHECKING:  # numpy comes with it, and each kind of line imports what it 
 
 Row = tuple[str, ...]
 Section = Mapping[str, Any]
-MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
+MECHANISMS = (
+    "predictor",
+    "cache",
+    "ram_cache",
+    "precision",
+    "placement",
+    "payload",
+    "loader",
+    "kernels",
+)
 GIVEN = "???"
 """A value that the command line must give."""
 

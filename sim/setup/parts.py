@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.core.loader import LAYER, Loader
 from sim.machine.hardware import Hardware
+from sim.machine.kernels import Kernels
 from sim.machine.model import Model
 from sim.machine.precision import PRECISIONS, bits_of_file, says_dense_bits
 from sim.policies.base import (
@@ -33,10 +34,14 @@ _KINDS: Mapping[str, type] = {
     "trace": TraceChoice,
     "workload": WorkloadChoice,
     "loader": Loader,
+    "kernels": Kernels,
 }
 """What the sections become that are no policies; those may be of any class
 (`sim.setup.own_policies.check_said`).
 """
+
+LATER = "kernels"
+"""A section that configurations of older runs do not have."""
 
 _LASTING = Shared(64)
 """Models and machines by the values that they are made of. They never change, and many runs have
@@ -63,6 +68,7 @@ class Parts:
     placement: Placement
     payload: Payload
     loader: Loader
+    kernels: Kernels
 
     def policies(self) -> dict[str, Policy]:
         """The policies by their section of the configuration."""
@@ -93,7 +99,8 @@ def make_parts(config: Mapping[str, Any]) -> Parts:
 
     Raise ValueError, naming the section and its file, for what a section's class refuses.
     """
-    model, others = make_model(config), {name: make_part(config, name) for name in PARTS[2:]}
+    given = {LATER: {"_target_": "sim.machine.Kernels"}, **config}
+    model, others = make_model(config), {name: make_part(given, name) for name in PARTS[2:]}
     # Layers that draft tokens are sites of the run where their experts are offloaded.
     drafts = others["workload"].speculation.sites
     return Parts(

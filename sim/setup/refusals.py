@@ -15,7 +15,7 @@ from sim.bounds.bounds import METHODS, NONE
 from sim.machine.hardware import Hardware
 from sim.policies.base import Policy
 from sim.setup.configure import in_a_line
-from sim.setup.parts import PARTS, Parts
+from sim.setup.parts import LATER, PARTS, Parts
 from sim.traces.trace import Trace
 from sim.values.types import Geometry
 from sim.values.units import GIB, require_number
@@ -71,7 +71,7 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}"
         )
     for name in (*PARTS, "budget"):
-        if name == "budget" and config["budget"] == FIT:
+        if (name == "budget" and config["budget"] == FIT) or (name == LATER and name not in config):
             continue
         if not isinstance(config.get(name), dict):
             raise ValueError(
@@ -112,6 +112,16 @@ def _check_unpacking(parts: Parts) -> None:
             f"loader.chunk_bytes={loader.chunk_bytes}, dense_slots={loader.dense_slots} do not go"
             " with hardware.links.*.unpack, which is of whole experts; set chunk_bytes=null,"
             " dense_slots=0 or unpack=null"
+        )
+
+
+def _check_kernels(parts: Parts) -> None:
+    """Raise ValueError for kernels that take a layer's experts together where each is computed alone."""
+    wait = parts.loader.wait
+    if parts.kernels.together and wait != "wait_all":
+        raise ValueError(
+            f"kernels.together takes a layer's experts together, and loader.wait={wait} computes each"
+            " by itself; choose loader.wait=wait_all, or kernels=of_machine"
         )
 
 
@@ -332,6 +342,7 @@ def check_parts(parts: Parts, workload: Workload) -> None:
             " loader.write_back=false"
         )
     _check_unpacking(parts)
+    _check_kernels(parts)
     _check_lanes(parts)
     _check_kv(parts)
     encoders = parts.model.encoder_sites, workload.trace.header.encoder_sites

@@ -54,7 +54,8 @@ BUDGET = Option(
 SLOTS = Option("budget.slots_gib", "the same as a size (GiB)", Kind.TEXT, "null")
 SEQUENCES = Option("trace.max_sequences", "how many sequences are replayed", Kind.TEXT, "null: all")
 PARTS = Option(
-    "PART", "predictor, cache, precision, placement, payload, loader, ram_cache: swap a part"
+    "PART",
+    "predictor, cache, precision, placement, payload, loader, kernels, ram_cache: swap a part",
 )
 RUN = (SYSTEM, MODEL, MACHINE, TRACE, WORKLOAD, SHARE, SLOTS, BUDGET, SEQUENCES)
 """What makes a run."""

@@ -131,6 +131,7 @@ CONFIG: dict[str, Any] = {
     "placement": {"_target_": "sim.policies.Load"},
     "payload": {"_target_": "sim.policies.Whole"},
     "loader": {"_target_": "sim.core.Loader", **vars(Loader(wait="as_ready"))},
+    "kernels": {"_target_": "sim.machine.Kernels"},
 }
 STAGED = {"destination": "staging", "staging_slots": 2, "retention": "after_batch"}
 """The settings of the second run's loader that differ."""

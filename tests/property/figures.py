@@ -79,7 +79,7 @@ COMPUTED = "plain on_demand batch slices copies owners shared beside cpu drive"
 HOSTED = "plain on_demand batch layers slices owners cpu drive"
 SPLITS = "layers slices copies owners"
 
-H, M = "hardware", "model"
+H, M, K = "hardware", "model", "kernels"
 PCIE, NVME = "hardware.links.pcie", "hardware.links.nvme"
 READS, GATHER, PAGES = f"{PCIE}.reads", f"{PCIE}.gather", f"{PCIE}.page_cache"
 UNPACK, SCATTERED = f"{PCIE}.unpack", f"{PCIE}.scattered"
@@ -134,6 +134,15 @@ FIGURES: tuple[Figure, ...] = (
     *rows(COMPUTE, "launch_us dense_launches tail_launches", COMPUTED, SLOWER),
     *rows(COMPUTE, "expert_launches", f"{COMPUTED} by_layer", SLOWER),
     *rows(COMPUTE, "dequantise_launches", "written_out", SLOWER),
+    *rows(COMPUTE, "replay_us", "engine", SLOWER),
+    # An engine's kernels.
+    *rows(K, "weight_share attention_share", "engine", FASTER),
+    *rows(K, "launches more_launches row_share", "engine", SLOWER),
+    *rows(K, "inner_values outer_values layer_values head_values", "engine", SLOWER),
+    *rows(K, "head_dim causal_rows", "engine", SLOWER),
+    *rows(K, "tile_rows", "engine", OTHER, 64),
+    *rows(K, "graph_rows", "engine", OTHER, 0),
+    *rows(K, "together", "engine", OTHER, False),
     *rows(MEASURED, "expert_params dense_params fixed_us", "measured", FASTER),
     *rows(MEASURED, "expert_us.fp16 dense_us copy_us.pcie", "measured", SLOWER),
     *rows(SWAP, "gib", "swap", ROOM, why="where weights may go: room, and no rate"),

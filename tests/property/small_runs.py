@@ -122,6 +122,7 @@ PLAIN: Config = {
     "placement": policy("Load"),
     "payload": policy("Whole"),
     "loader": {"_target_": "sim.core.Loader"},
+    "kernels": {"_target_": "sim.machine.Kernels"},
 }
 FORECAST = {"predictor": policy("GateLookahead", sites=1, experts=None)}
 MEASURED = part(
@@ -178,7 +179,30 @@ RUNS: Mapping[str, Config] = {
     "plain": {},
     "on_demand": {"cache": policy("Transient")},
     "by_site": BY_SITE,
-    "by_layer": {"loader.kernels": "by_layer"},
+    "by_layer": {"kernels": part("Kernels", together=True)},
+    "engine": {
+        "workload.batching": "static",
+        "workload.together": 3,
+        "trace.split": "all",
+        "hardware.compute": compute(launch_us=8.0, replay_us=2.0),
+        "kernels": part(
+            "Kernels",
+            together=True,
+            launches=4,
+            more_launches=4,
+            weight_share=0.5,
+            attention_share=0.4,
+            row_share=0.25,
+            tile_rows=16,
+            inner_values=6,
+            outer_values=4,
+            layer_values=16,
+            head_values=8,
+            head_dim=64,
+            causal_rows=6,
+            graph_rows=4,
+        ),
+    },
     "batch": {
         "workload.batching": "continuous",
         "workload.together": 2,

@@ -28,6 +28,7 @@ from property.figures import (
 )
 from property.small_runs import PLAIN, RUNS, Answer, answer_of, config_of, got, summary_of
 from sim.machine.hardware import Hardware
+from sim.machine.kernels import Kernels
 from sim.machine.model import Model
 from sim.verbs.names import names, of_file
 
@@ -50,7 +51,7 @@ def parts_of(hint: Any) -> Iterator[type]:
 
 DEFAULTS = {
     kind.__name__: {one.name: one.default for one in fields(kind)}
-    for whole in (Hardware, Model)
+    for whole in (Hardware, Model, Kernels)
     for kind in classes(whole)
 }
 """By class and field, what a figure is where nobody gives it."""

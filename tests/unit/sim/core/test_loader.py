@@ -32,13 +32,6 @@ from sim.values.types import Route
         ("retention", "after_batch"),
         ("replay_unit", "access"),
         ("write_back", True),
-        ("kernel_launches", 24),
-        ("kernel_memory_share", 0.6),
-        ("kernel_row_share", 0.15),
-        ("kernel_tile_rows", 128),
-        ("kernel_inner_values", 6),
-        ("kernel_outer_values", 4),
-        ("kernel_launch_us", 1.5),
     ],
 )
 def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
@@ -79,17 +72,6 @@ def test_what_is_unknown_is_refused_with_what_is_allowed(
         ("chunk_bytes", "1MiB", "must be a whole number in"),
         ("staging_slots", -1, "must be a whole number >= 0"),
         ("dense_slots", 1.5, "must be a whole number in"),
-        ("kernel_launches", -1, "must be a whole number >= 0"),
-        ("kernel_memory_share", 1.5, "must be from 0.01 to 1; give a share of"),
-        ("kernel_row_share", -0.1, "must be from 0 to 1; give a share of"),
-        ("kernel_memory_share", 0, "must be from 0.01 to 1; give a share of"),
-        ("kernel_inner_values", -1, "must be a whole number >= 0"),
-        ("kernel_outer_values", 0.5, "must be a whole number in"),
-        ("kernel_launch_us", -1.0, r"must be from 0 to 1e\+06; give microseconds"),
-        ("kernel_launch_rows", -1, "must be a whole number >= 0"),
-        ("kernel_launch_rows", 0.5, "must be a whole number in"),
-        ("kernel_tile_rows", 56, "must be 0, where kernels have no tiles, or one of 8, 16, 24"),
-        ("kernel_tile_rows", True, "must be 0, where kernels have no tiles, or one of 8, 16, 24"),
         ("write_back", "yes", "must be true or false"),
         ("cancel_stale", 1, "must be true or false"),
     ],
@@ -119,16 +101,6 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
         (
             {"write_back": True, "retention": "after_batch"},
             "loader.write_back needs loader.retention=strict",
-        ),
-        (
-            {"kernel_launch_rows": 4},
-            "loader.kernel_launch_rows=4 says in which steps loader.kernel_launch_us counts, which is"
-            " null; give it, or leave this out$",
-        ),
-        (
-            {"kernels": "by_layer", "wait": "as_ready"},
-            "loader.kernels=by_layer takes a layer's experts together, and loader.wait=as_ready computes"
-            " each by itself; choose loader.wait=wait_all$",
         ),
         (
             {"demand_evicts": "unmasked"},

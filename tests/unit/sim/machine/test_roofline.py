@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from helpers.round_machine import machine, small
 from sim.machine.link_parts import Pages
 from sim.machine.parts import Host
+from sim.machine.kernels import Kernels
 from sim.machine.roofline import Roofline
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
@@ -188,7 +189,7 @@ def test_the_head_runs_once_a_sequence() -> None:
 def test_kernels_that_take_a_layers_experts_together_launch_once_a_layer() -> None:
     """An expert's launches of 2 us become its layer's, however many experts that computes."""
     each = Roofline(small(), machine(), ("fp16",))
-    together = Roofline(small(), machine(), ("fp16",), joint_kernels=True)
+    together = Roofline(small(), machine(), ("fp16",), kernels=Kernels(together=True))
     launch_ns = 2_000 * machine().compute.expert_launches
     assert launch_ns > 0
     assert each.expert_ns(0, 0, 1) - together.expert_ns(0, 0, 1) == launch_ns

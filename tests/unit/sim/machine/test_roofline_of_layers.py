@@ -14,6 +14,7 @@ import yaml
 
 from helpers.round_machine import compute, machine, small
 from sim.machine.attention import LatentAttention
+from sim.machine.kernels import Kernels
 from sim.machine.roofline import Roofline
 from sim.values.places import ROOT
 from sim.values.types import Share, Step
@@ -87,31 +88,57 @@ def test_an_engines_kernels_are_as_many_as_it_has_and_read_at_their_share() -> N
     A head of 80 parameters is 160 B: 6 ns for 2.
     """
     times = compute(launch_us=1.0, dense_launches=2, expert_launches=1, tail_launches=1)
-    driven = machine(compute=times).driven_by(10, 0.25)
+    driven = machine(compute=times).driven_by(Kernels(launches=10, weight_share=0.25))
     slow = Roofline(small(), driven, ("fp16",))
     assert list(slow.dense_ns(step(1, 1001, True))) == [660 + 10 * LAUNCH] * 3
     assert slow.expert_ns(0, 0, 1) == 31 + LAUNCH
-    assert machine(compute=times).driven_by(None, 1).compute == times
+    assert machine(compute=times).driven_by(Kernels()).compute == times
 
 
 # Contracts: C81
-def test_kernels_of_a_replayed_step_follow_one_another_in_the_engines_time() -> None:
+def test_attention_reads_keys_and_values_at_its_own_share_of_the_machines_rate() -> None:
+    """480 B of weights take 4.8 ns, 1001 tokens of 16 B 160.16; at a quarter 640.64.
+
+    Beside weights at half of the rate keys and values still have a quarter of it: 9.6 and 640.64.
+    """
+    times = compute(launch_us=1.0, dense_launches=2, expert_launches=1)
+    for weight_share, total in ((1.0, 645), (0.5, 650)):
+        kernels = Kernels(attention_share=0.25, weight_share=weight_share)
+        driven = machine(compute=times).driven_by(kernels)
+        slow = Roofline(small(), driven, ("fp16",), kernels=kernels)
+        assert list(slow.dense_ns(step(1, 1001, True))) == [total + 2 * LAUNCH] * 3
+
+
+# Contracts: C81
+def test_a_step_of_several_rows_has_more_kernels_where_the_engine_has() -> None:
+    """Five more of each layer; a row by itself has none of them."""
+    times = compute(launch_us=1.0, dense_launches=2, expert_launches=1)
+    more = Roofline(small(), machine(compute=times), ("fp16",), kernels=Kernels(more_launches=5))
+    for rows, launches in ((1, 0), (2, 5), (100, 5)):
+        (found, *_), (before, *_) = (
+            one.dense_ns(step(rows, 1001, False)) for one in (more, durations())
+        )
+        assert found - before == launches * LAUNCH
+
+
+# Contracts: C81
+def test_kernels_of_a_replayed_step_follow_one_another_in_the_machines_time() -> None:
     """A quarter of a launch of 1 us for each kernel: two of a layer, one of an expert, one of the head.
 
     Up to four rows; a step of five has launches, also for an expert that one of its rows needs and
-    for a head that runs for the last. A draft for three sequences is a step of three rows.
+    for a head that runs for the last. A draft for three sequences is a step of three rows. A machine
+    without graphs launches all, and a replay is never slower than a launch.
     """
     times = compute(launch_us=1.0, dense_launches=2, expert_launches=1, tail_launches=1)
-    plain, short, always, longer = (
+    plain, short, always, longer, none = (
         Roofline(
             small(),
-            machine(compute=times),
+            machine(compute=replace(times, replay_us=us)),
             ("fp16",),
             draft_layers=1,
-            launch_us=us,
-            launch_rows=rows,
+            kernels=Kernels(graph_rows=rows),
         )
-        for us, rows in ((None, None), (0.25, 4), (0.25, None), (3.0, None))
+        for us, rows in ((0.25, 0), (0.25, 4), (0.25, None), (3.0, None), (None, None))
     )
 
     def saved(one: Roofline, what: Step) -> tuple[int, int, int]:
@@ -127,7 +154,8 @@ def test_kernels_of_a_replayed_step_follow_one_another_in_the_engines_time() -> 
         assert saved(short, step(rows, 1001, False)) == quick
     assert saved(short, step(5, 1001, False)) == (0, 0, 0)
     assert saved(always, step(5, 1001, False)) == quick
-    assert saved(longer, step(1, 1001, True)) == (0, 0, 0), "no longer than a launch"
+    for one in (longer, none):
+        assert saved(one, step(1, 1001, True)) == (0, 0, 0)
     assert short.expert_ns(0, 0, 1) == short.expert_ns(0, 0, 1, 4) < short.expert_ns(0, 0, 1, 5)
     checking = Step(0, 0, 6, (0, 1, 2), 1001, True, (), (), (0, 1, 2), drafters=(3,))
     drafting = replace(checking, parts=(Share(2, 1001, 1),) * 3)
@@ -141,7 +169,7 @@ def test_each_further_row_of_up_to_eight_adds_a_share_to_the_reading_of_weights(
     4 * 1001 + 10 pairs; nine read as long as eight, 2.75 times. An expert's 768 B become 1,536.
     """
     times = compute(launch_us=1.0, dense_launches=2, expert_launches=1)
-    slow = Roofline(small(), machine(compute=times), ("fp16",), row_share=0.25)
+    slow = Roofline(small(), machine(compute=times), ("fp16",), kernels=Kernels(row_share=0.25))
     plain = durations()
     for rows, more in ((1, 0), (5, 480), (8, 840), (9, 840)):
         (found, *_), (before, *_) = (one.dense_ns(step(rows, 1001, False)) for one in (slow, plain))
@@ -153,8 +181,8 @@ def test_each_further_row_of_up_to_eight_adds_a_share_to_the_reading_of_weights(
 def test_llama_cpps_rows_take_as_long_as_a_dense_model_took_there() -> None:
     """The tokens a second of pull request 15802, by rows: no step is 14 % off, the mean 6 %."""
     told = [155.02, 277.36, 390.23, 468.95, 514.50, 529.37, 559.17, 570.67]
-    loader = yaml.safe_load((ROOT / "conf/loader/llama_cpp.yaml").read_text(encoding="utf-8"))
-    share = loader["kernel_row_share"]
+    kernels = yaml.safe_load((ROOT / "conf/kernels/llama_cpp.yaml").read_text(encoding="utf-8"))
+    share = kernels["row_share"]
     times = [rows * told[0] / rate for rows, rate in enumerate(told, 1)]
     errors = [abs((1 + share * rows) / time - 1) for rows, time in enumerate(times)]
     assert max(errors) < 0.14
@@ -163,30 +191,33 @@ def test_llama_cpps_rows_take_as_long_as_a_dense_model_took_there() -> None:
     assert share == round(slope, 2)
 
 
-def test_stratas_kernels_before_a_layers_experts_take_what_profiles_of_three_cards_say() -> None:
-    """An RTX 3060, an RTX 5070 and an RTX 2080 Ti, none of which the engine's file was drawn from.
+def test_the_rate_of_stratas_kernels_is_drawn_from_profiles_of_three_cards() -> None:
+    """What passes before a layer's experts on an RTX 3060, an RTX 5070 and an RTX 2080 Ti, in ms.
 
     A linear layer reads 59.3 MB in 17 kernels before its experts, an attention layer 61.6 MB in 37
-    for four rows; 36 and 12 of 48. Between two of them pass 1.5 us. Each has a card's rate, its
-    assumed efficiency, the rows and the ms that were measured.
+    for four rows; 36 and 12 of 48. Each card has a rate, its assumed efficiency, and its rows.
     """
     llama, strata = (
-        yaml.safe_load((ROOT / f"conf/loader/{name}.yaml").read_text(encoding="utf-8"))
+        yaml.safe_load((ROOT / f"conf/kernels/{name}.yaml").read_text(encoding="utf-8"))
         for name in ("llama_cpp", "strata")
     )
-    assert strata["kernel_launches"] == (36 * 41 + 12 * 63) // 48 - 3
-    assert not {"kernel_memory_share", "kernel_row_share"} & set(strata), "llama.cpp's"
-    assert strata["kernel_launch_us"] == 1.5
-    assert "kernel_launch_rows" not in strata, "its graphs are of every step"
+    card = yaml.safe_load((ROOT / "conf/hardware/rtx4090_pcie4.yaml").read_text(encoding="utf-8"))
+    assert strata["launches"] == (36 * 41 + 12 * 63) // 48 - 3
+    assert not {"row_share", "graph_rows"} & set(strata), (
+        "llama.cpp's: its graphs are of every step"
+    )
     read_mb, kernels = 36 * 59.3 + 12 * 61.6, 36 * 17 + 12 * 37
+    shares = []
     for rate, rows, measured_ms in (
         (360 * 0.85, 2.33, 21.43),
         (672 * 0.9, 4, 14.6),
         (616 * 0.85, 4, (36 * 324 + 12 * 384) / 1e3),
     ):
-        slower = 1 + llama["kernel_row_share"] * (rows - 1)
-        took = read_mb / rate / llama["kernel_memory_share"] * slower + kernels * 1.5e-3
-        assert 0.89 < took / measured_ms < 1
+        slower = 1 + llama["row_share"] * (rows - 1)
+        reading_ms = measured_ms - kernels * card["compute"]["replay_us"] / 1e3
+        shares.append(read_mb / rate * slower / reading_ms)
+    assert shares == pytest.approx([0.58, 0.55, 0.56], abs=0.01)
+    assert strata["weight_share"] == round(fmean(shares), 1)
 
 
 # Contracts: C81

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.round_machine import compute, machine, small
+from sim.machine.kernels import Kernels
 from sim.machine.roofline import Roofline
 from sim.values.tiles import WIDTHS, in_tiles, tile_width
 from sim.values.types import Share, Step
@@ -24,7 +25,9 @@ STEP, FEW = (
 
 def durations(tile_rows: int) -> Roofline:
     times = compute(launch_us=1.0, dense_launches=2, expert_launches=1, tail_launches=1)
-    return Roofline(small(), machine(compute=times), ("fp16",), tile_rows=tile_rows)
+    return Roofline(
+        small(), machine(compute=times), ("fp16",), kernels=Kernels(tile_rows=tile_rows)
+    )
 
 
 def searched(rows: int, widest: int) -> int:
@@ -70,8 +73,11 @@ def test_kernels_hand_on_the_rows_of_an_expert_in_a_step_of_many() -> None:
     """
     times = compute(launch_us=1.0, dense_launches=2, expert_launches=1)
     rows, both = (
-        Roofline(small(), machine(compute=times), ("fp16",), tile_rows=tiles, row_values=(6, 4))
-        for tiles in (0, 128)
+        Roofline(small(), machine(compute=times), ("fp16",), kernels=kernels)
+        for kernels in (
+            Kernels(inner_values=6, outer_values=4),
+            Kernels(inner_values=6, outer_values=4, tile_rows=128),
+        )
     )
     asked = ((3, 8), (1, 9), (3, 9), (9, 0), (8, 0))
     assert [rows.expert_ns(0, 0, *one) - LAUNCH for one in asked] == [8, 13, 23, 54, 8]
@@ -97,7 +103,13 @@ def test_a_drafts_rows_are_those_of_the_sequences_that_draft() -> None:
     """Nine sequences draft at once: their experts take the tiles of nine rows, of 16 each."""
     times = compute(launch_us=0.0)
     tiles, plain = (
-        Roofline(small(), machine(compute=times), ("fp16",), tile_rows=rows, draft_layers=1)
+        Roofline(
+            small(),
+            machine(compute=times),
+            ("fp16",),
+            kernels=Kernels(tile_rows=rows),
+            draft_layers=1,
+        )
         for rows in (128, 0)
     )
     drafting = (Share(2, 5, 1),) * 9

@@ -44,10 +44,8 @@ RUNS = {
     "slowed by others": (
         "system=fiddler hardware=strix_halo hardware.shared_memory.parties=[compute,cpu]"
     ),
-    "tiles of a step's rows": (
-        "system=lru loader.kernel_tile_rows=128 hardware.compute.peak_tflops=1"
-    ),
-    "a replayed step": "system=lru loader.kernel_launch_us=1 loader.kernel_launch_rows=1",
+    "tiles of a step's rows": ("system=lru kernels.tile_rows=128 hardware.compute.peak_tflops=1"),
+    "a replayed step": "system=lru kernels.graph_rows=1 hardware.compute.replay_us=1",
     "streamed layers": f"system=mixtral_offloading loader.dense_slots=2 {HOST}",
 }
 

@@ -84,8 +84,8 @@ def test_durations_are_of_the_machine_as_its_parts_reach_it(
         def unpinned(self) -> Machine:
             return Machine(f"{self} unpinned")
 
-        def driven_by(self, launches: int | None, memory_share: float) -> Machine:
-            return Machine(f"{self} {launches} {memory_share}")
+        def driven_by(self, kernels: str) -> Machine:
+            return Machine(f"{self} {kernels}")
 
         def together(self, cpu: bool) -> str:
             return f"{self} {cpu}"
@@ -93,18 +93,8 @@ def test_durations_are_of_the_machine_as_its_parts_reach_it(
     monkeypatch.setattr(build_module, "Roofline", lambda *given, **named: (*given, named))
     parts: Any = SimpleNamespace(
         hardware=Machine("m"),
-        loader=SimpleNamespace(
-            copies=copies,
-            kernels="by_layer" if free else "by_expert",
-            kernel_launches=24,
-            kernel_memory_share=0.6,
-            kernel_row_share=0.15,
-            kernel_tile_rows=128,
-            kernel_inner_values=6,
-            kernel_outer_values=4,
-            kernel_launch_us=1.5,
-            kernel_launch_rows=3,
-        ),
+        loader=SimpleNamespace(copies=copies),
+        kernels="kernels",
         model=SimpleNamespace(experts=8),
         placement=SimpleNamespace(uses_cpu=True, decision_us=lambda experts: experts / 4),
         precision=SimpleNamespace(precisions=("fp16",)),
@@ -117,18 +107,13 @@ def test_durations_are_of_the_machine_as_its_parts_reach_it(
         "active_share": 0.3,
         "decision_ns": 2_000,
         "free_copies": free,
-        "joint_kernels": free,
-        "row_share": 0.15,
-        "tile_rows": 128,
-        "row_values": (6, 4),
-        "launch_us": 1.5,
-        "launch_rows": 3,
+        "kernels": "kernels",
         "forecast_sites": 6,
         "held_bits": 4.5,
         "moves_in_part": True,
         "draft_layers": 3,
     }
-    made = (parts.model, f"{reached} 24 0.6 True", ("fp16",), (9,), costs)
+    made = (parts.model, f"{reached} kernels True", ("fp16",), (9,), costs)
     assert _durations(parts, geometry, 4.5) == made
     monkeypatch.setattr(
         build_module, "durations_on", lambda whole, model, alone: (whole, model, alone(machine))
