@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.values.types import Route
-from sim.values.units import require_flag, require_number, require_range
+from sim.values.units import require_flag, require_number
 
 CHOICES: dict[str, tuple[str | int, ...]] = {
     "depth": ("all", "first_missing"),

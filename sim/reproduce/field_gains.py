@@ -88,9 +88,9 @@ def gains(found: Sequence[Row], again: Again) -> list[Gain]:
     """The gain of each run that names a baseline, in the order of the rows.
 
     Runs that gave a figure (`sim.reproduce.field.FITTED`) have none. Of a run that is there several
-    times the last row counts, which is the one that most was fitted for. Its baseline is simulated with the same fitted figures: as a row that was fitted on the
-    same runs, or as measured, if it is one of them. ``again``: a row as it is to be compared
-    (`as_told`). Raise ValueError as `check` does.
+    times the last row counts, which is the one that most was fitted for. Its baseline is simulated
+    with the same fitted figures: as a row that was fitted on the same runs, or as measured, if it is
+    one of them. ``again``: a row as it is to be compared (`as_told`). Raise ValueError as `check` does.
     """
     check([row.published for row in found])
     last = {row.published.name: row for row in found}

@@ -9,9 +9,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from helpers.round_machine import machine, small
+from sim.machine.kernels import Kernels
 from sim.machine.link_parts import Pages
 from sim.machine.parts import Host
-from sim.machine.kernels import Kernels
 from sim.machine.roofline import Roofline
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
