@@ -21,7 +21,7 @@ from sim.fitting.fits import profile_of
 from sim.policies.belady import Foreseeing
 from sim.policies.recency import Transient
 from sim.setup.build import build
-from sim.setup.parts import PARTS
+from sim.setup.parts import PARTS, make_part
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
@@ -281,6 +281,7 @@ def build_swapped(
         "payload": controller.payload,
         "loader": controller.loader,
         "ram_cache": controller.ram.cache if controller.ram is not None else None,
+        "kernels": make_part(OmegaConf.to_container(cfg, resolve=True), "kernels"),
     }[group]
     assert type(found) is get_class(alone._target_)
 

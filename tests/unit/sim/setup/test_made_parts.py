@@ -118,7 +118,7 @@ def test_every_section_is_a_part_and_drafts_are_layers_of_the_model(
     )
     made = vars(make_parts({}))
     policies = ("predictor", "cache", "ram_cache", "precision", "placement", "payload")
-    others = {name: name for name in ("trace", "loader", *policies)}
+    others = {name: name for name in ("trace", "loader", "kernels", *policies)}
     first = "with 2" if drafts else model
     assert made == {"model": first, "hardware": "machine", "workload": workload, **others}
     assert set(made) == set(PARTS)

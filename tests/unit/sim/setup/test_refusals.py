@@ -64,6 +64,7 @@ def parts(**changes: Any) -> Any:
         "model": of(MODEL),
         "hardware": of(HARDWARE),
         "loader": of(LOADER),
+        "kernels": SimpleNamespace(together=False),
         "workload": of(ASKED),
         "placement": policy,
         "payload": policy,
@@ -117,6 +118,14 @@ def workload(**changes: Any) -> Any:
                 " chunk_bytes=null, dense_slots=0 or unpack=null",
             )
             for cut in ({"chunk_bytes": 5}, {"dense_slots": 1})
+        ),
+        (
+            {
+                "kernels": SimpleNamespace(together=True),
+                "loader": of(LOADER, wait="as_ready"),
+            },
+            "kernels.together takes a layer's experts together, and loader.wait=as_ready computes each"
+            " by itself; choose loader.wait=wait_all, or kernels=of_machine",
         ),
         (
             {"hardware": of(HARDWARE, swap=1), "loader": of(LOADER, dense_slots=1)},

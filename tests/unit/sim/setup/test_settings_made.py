@@ -48,7 +48,7 @@ def test_settings_that_can_be_are_as_they_were() -> None:
         ({"seed": 0.5}, "seed=0.5 must be a whole number in"),
         (
             {"b": 1, "a": 2},
-            "unknown settings b, a; known: bounds, budget, cache, hardware, loader,",
+            "unknown settings b, a; known: bounds, budget, cache, hardware, kernels,",
         ),
         (
             {"budget": {"slots_gib": 1, "slots": 2, "share": 3}},
