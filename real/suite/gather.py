@@ -45,8 +45,10 @@ VALIDATION = "validation/validation.json"
 CALIBRATION = "a calibration and some recordings"
 OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
 PHONE = "OnePlus 15R"
-OF_SAME_MACHINE = {PHONE: "oneplus_15r", "Tesla P40": "p40_pcie3", "GB10": "gb10"}
-"""Machines whose published runs were made on just the machine of a file of ``conf/hardware``."""
+OF_SAME_MACHINE = {PHONE: "oneplus_15r", "Tesla P40": "p40_pcie3"}
+"""Machines whose published runs were made on just the machine of a file of ``conf/hardware``, though
+their words have other figures of it.
+"""
 
 
 def of_machine(
@@ -168,10 +170,12 @@ def of_field(gates: Path) -> list[Pair]:
     """
     published = field.published()
     field.check_gates(gates, published)
-    found = [
-        _of_published(row, "", ANOTHER if row.published.fitted_on else SHEETS_AND_LINK)
-        for row in field.rows(gates, published)
-    ]
+    found = []
+    for row in field.rows(gates, published):
+        one = row.published
+        found.append(_of_published(row, "", ANOTHER if one.fitted_on else SHEETS_AND_LINK))
+        if one.machine not in OF_SAME_MACHINE and (name := _file_of(one)):
+            found.append(_of_published(row, name, SHEETS))
     for machine, name in OF_SAME_MACHINE.items():
         own = [one for one in published if one.machine == machine and not one.fitted_on]
         plain = [
@@ -182,6 +186,15 @@ def of_field(gates: Path) -> list[Pair]:
         ]
         found += [_of_published(row, name, SHEETS) for row in field.rows(gates, plain)]
     return found
+
+
+def _file_of(one: field.Published) -> str:
+    """The file of ``conf/hardware`` that a run was simulated on as it is; empty where its words change
+    the machine, or take several.
+    """
+    names = [word.partition("=")[2] for word in one.words if word.startswith("hardware=")]
+    is_changed = any(word.lstrip("+").startswith(("hardware.", "devices=")) for word in one.words)
+    return "" if is_changed or len(names) != 1 else names[0]
 
 
 def _of_published(row: field.Row, file: str, basis: str) -> Pair:

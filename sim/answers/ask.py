@@ -27,7 +27,14 @@ from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.data_sheets import of_preset
 from sim.machine.devices import device_of
 from sim.machine.model import Model
-from sim.machine.precision import FILES, PRECISION_BITS, bits_of_file, says_dense_bits
+from sim.machine.precision import (
+    FILES,
+    IN_FILES,
+    MXFP4,
+    PRECISION_BITS,
+    bits_of_file,
+    says_dense_bits,
+)
 from sim.results.believed import whose
 from sim.results.intervals import Floats
 from sim.results.labels import error_of, labels_in
@@ -64,7 +71,8 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
     model, ledger = run.model, run.ledger
     fixed = ledger.total_bytes - ledger.slot_bytes
     is_said = says_dense_bits(run.config)
-    ladder = [model.stored, *LADDER] if model.stored else list(LADDER)
+    stored = MXFP4 if model.stored == MXFP4[0] else (model.stored,)
+    ladder = [*stored, *LADDER] if model.stored else list(LADDER)
     best = PRECISION_BITS[str(model.stored)] if model.stored else max(PRECISION_BITS.values())
     found = []
     for name in dict.fromkeys(map(str, ladder)):
@@ -74,12 +82,12 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
             model, (name,), Budget(FULL), device_of=device_of(run.hardware, model)
         )
         bits = model.dense_bits if is_said else bits_of_file((name,)) or Model.dense_bits
-        stored = replace(model, dense_bits=bits)
-        other = (stored.dense_bytes - model.dense_bytes) * run.hardware.copies
+        in_it = replace(model, dense_bits=bits)
+        other = (in_it.dense_bytes - model.dense_bytes) * run.hardware.copies
         needs = fixed + other + all_slot_bytes(geometry) * run.hardware.copies
         fits = needs <= run.hardware.memory_bytes
         if run.hardware.devices is not None:
-            fits = holds_all(run.hardware, stored, run.workload.limits, geometry)
+            fits = holds_all(run.hardware, in_it, run.workload.limits, geometry)
         found.append(Fit(name, needs / GIB, fits))
     return tuple(found)
 
@@ -88,12 +96,12 @@ def systems_at(precisions: Sequence[str], whole: Sequence[str] = ()) -> list[tup
     """The words of every system: those that change no precision at each of ``precisions``.
 
     At the precisions of ``whole`` everything fits, and nobody offloads: there `RESIDENT` alone is
-    asked, and of a file of llama.cpp its engine, too.
+    asked, and what llama.cpp reads from a file as it is, by its engine, too.
     """
     found: list[tuple[str, ...]] = [
         (f"system={name}", f"precision={precision}")
         for precision in whole
-        for name in ((RESIDENT, OF_FILES) if precision in FILES else (RESIDENT,))
+        for name in ((RESIDENT, OF_FILES) if precision in IN_FILES else (RESIDENT,))
     ]
     for name in names("system"):
         if _precision_of(name) != PLAIN:

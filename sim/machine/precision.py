@@ -73,6 +73,7 @@ PRECISIONS = {
     "q5_k_m": Precision(Q5_K, Q5_K, (Q5_K + Q6_K) / 2),
     "q4_k_m": Precision(Q4_K, Q4_K, (Q4_K + Q6_K) / 2),
     "q4_0": _same(18 * 8 / 32),
+    "mxfp4_moe": _same(4 + 8 / 32),  # experts as mxfp4, and all other weights as q8_0
     "q3_k_m": Precision(Q3_K, Q3_K, (15 * Q4_K + Q5_K) / 16),
     "q2_k": Precision(Q2_K, Q2_K, Q3_K),
     # with an importance matrix, as they are published
@@ -94,6 +95,7 @@ FILES = (
     "q5_k_m",
     "q4_k_m",
     "q4_0",
+    "mxfp4_moe",
     "q3_k_m",
     "q2_k",
     "iq4_xs",
@@ -101,6 +103,12 @@ FILES = (
     "iq2_xxs",
 )
 """Precisions of llama.cpp's files, which have all other weights quantised, too."""
+OF_OTHERS = {"mxfp4_moe": PRECISION_BITS["q8_0"]}
+"""Bits of the weights that are of no expert, in files that say it."""
+MXFP4 = "mxfp4", "mxfp4_moe"
+"""How gpt-oss is published, and the file in which people run it."""
+IN_FILES = (*FILES, *AS_STORED, MXFP4[0])
+"""All precisions in which llama.cpp's files may have experts; in the last ones as they are published."""
 FOUR_BITS = "q4_k_m"
 """The precision of most files in which people run a model that is published in more bits."""
 
@@ -114,13 +122,19 @@ def says_dense_bits(config: Mapping[str, Any]) -> bool:
 
 def bits_of_file(precisions: Collection[str]) -> float | None:
     """The bits a weight that a file with experts in ``precisions`` has for all other weights: the
-    most of an expert's means, to two digits. None where that is no file of llama.cpp.
+    most of an expert's means, to two digits, or as the file has it. None where that is no file of
+    llama.cpp.
     """
     if not precisions or not set(precisions) <= set(FILES):
         return None
-    return round(max(PRECISION_BITS[name] for name in precisions), 2)
+    return round(max(OF_OTHERS.get(name, PRECISION_BITS[name]) for name in precisions), 2)
 
 
 def in_four_bits(stored: str) -> str:
-    """The precision of such a file of a model: that in which it is ``stored``, where that has fewer."""
+    """The precision of such a file of a model: that in which it is ``stored``, where that has fewer.
+    What is stored as mxfp4 has a file of its own.
+    """
+    published, of_file = MXFP4
+    if stored == published:
+        return of_file
     return min(FOUR_BITS, stored, key=PRECISION_BITS.__getitem__)

@@ -174,12 +174,11 @@ def test_systems_that_change_no_precision_are_asked_at_each_and_others_once() ->
     # Where everything fits nobody offloads.
     fitting = [one for one in systems_at(["fp16", "int4"], ["int4"]) if "precision=int4" in one]
     assert fitting == [("system=lru", "precision=int4")]
-    # llama.cpp reads its files.
-    fitting = [one for one in systems_at(["fp16"], ["q4_k_m"]) if "precision=q4_k_m" in one]
-    assert fitting == [
-        ("system=lru", "precision=q4_k_m"),
-        ("system=llama_cpp_n_cpu_moe", "precision=q4_k_m"),
-    ]
+    # llama.cpp reads its files, and what is published in 16 bits or as mxfp4.
+    for name in ("q4_k_m", "mxfp4", "fp16", "bf16"):
+        word = f"precision={name}"
+        fitting = [one for one in systems_at([name], [name]) if word in one]
+        assert fitting == [("system=lru", word), ("system=llama_cpp_n_cpu_moe", word)]
 
 
 def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(

@@ -34,6 +34,7 @@ from sim.machine.precision import (
         ("q8_0", 8.5),
         ("q6_k", 6.5625),
         ("q4_0", 4.5),
+        ("mxfp4_moe", 4.25),
         ("iq4_xs", 4.25),
         ("iq3_xxs", 3.0625),
     ],
@@ -75,7 +76,7 @@ def test_two_precisions_differ_by_projection() -> None:
 
 def test_a_file_of_four_bits_has_no_more_than_the_model_as_it_is_published() -> None:
     named = ("fp32", "bf16", "fp8", "mxfp4", "int4", "q4_k_m")
-    assert [in_four_bits(name) for name in named] == [*["q4_k_m"] * 3, "mxfp4", "int4", "q4_k_m"]
+    assert [in_four_bits(name) for name in named] == [*["q4_k_m"] * 3, "mxfp4_moe", "int4", "q4_k_m"]
 
 
 def test_a_file_of_llama_cpp_has_its_bits_for_all_weights_and_other_precisions_are_of_experts() -> (
@@ -83,5 +84,6 @@ def test_a_file_of_llama_cpp_has_its_bits_for_all_weights_and_other_precisions_a
 ):
     assert bits_of_file(("q4_k_m",)) == 4.84
     assert bits_of_file(("q2_k", "q8_0")) == 8.5
+    assert bits_of_file(("mxfp4_moe",)) == 8.5, "experts have 4.25"
     assert bits_of_file(("q4_k_m", "int4")) is bits_of_file(("fp16",)) is bits_of_file(()) is None
     assert set(FILES) <= set(PRECISIONS)
