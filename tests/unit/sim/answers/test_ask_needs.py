@@ -120,4 +120,4 @@ def test_no_precision_above_that_of_the_published_weights_is_asked_whether_it_fi
     """Weights of 4.25 bits: at more bits nothing would be gained."""
     words = ("model=tiny_mixtral", "+model.stored=mxfp4", "trace.max_sequences=1")
     run = prepared(["system=load_on_demand", "budget=fit", *words])
-    assert [one.precision for one in fits_of(run)] == ["mxfp4", "int4", "int2"]
+    assert [one.precision for one in fits_of(run)] == ["mxfp4", "mxfp4_moe", "int4", "int2"]
