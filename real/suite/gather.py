@@ -173,9 +173,10 @@ def of_field(gates: Path) -> list[Pair]:
     found = []
     for row in field.rows(gates, published):
         one = row.published
-        found.append(_of_published(row, "", ANOTHER if one.fitted_on else SHEETS_AND_LINK))
         if one.machine not in OF_SAME_MACHINE and (name := _file_of(one)):
             found.append(_of_published(row, name, SHEETS))
+        else:
+            found.append(_of_published(row, "", ANOTHER if one.fitted_on else SHEETS_AND_LINK))
     for machine, name in OF_SAME_MACHINE.items():
         own = [one for one in published if one.machine == machine and not one.fitted_on]
         plain = [
@@ -194,7 +195,7 @@ def _file_of(one: field.Published) -> str:
     """
     names = [word.partition("=")[2] for word in one.words if word.startswith("hardware=")]
     is_changed = any(word.lstrip("+").startswith(("hardware.", "devices=")) for word in one.words)
-    return "" if is_changed or len(names) != 1 else names[0]
+    return "" if one.fitted_on or is_changed or len(names) != 1 else names[0]
 
 
 def _of_published(row: field.Row, file: str, basis: str) -> Pair:
