@@ -76,7 +76,12 @@ def test_two_precisions_differ_by_projection() -> None:
 
 def test_a_file_of_four_bits_has_no_more_than_the_model_as_it_is_published() -> None:
     named = ("fp32", "bf16", "fp8", "mxfp4", "int4", "q4_k_m")
-    assert [in_four_bits(name) for name in named] == [*["q4_k_m"] * 3, "mxfp4_moe", "int4", "q4_k_m"]
+    assert [in_four_bits(name) for name in named] == [
+        *["q4_k_m"] * 3,
+        "mxfp4_moe",
+        "int4",
+        "q4_k_m",
+    ]
 
 
 def test_a_file_of_llama_cpp_has_its_bits_for_all_weights_and_other_precisions_are_of_experts() -> (
