@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from real.suite.gather import CALIBRATION, HALF, basis_of
+from real.suite.gather import CALIBRATION, HALF, OF_SAME_MACHINE, _file_of, basis_of
 from real.suite.pairs import (
     COLUMNS,
     CONTROLS,
@@ -36,6 +36,7 @@ from real.suite.pairs_page import (
     line_cells,
     markdown,
 )
+from sim.reproduce.field import published
 from sim.results.looks import COLOURS, MARKERS
 
 PAIR = Pair("M", "m", CALIBRATION, "replay", "lru", 0.5, TOKEN, "predicted", 0.1, 0.103)
@@ -104,6 +105,20 @@ def test_a_machines_errors_are_of_scored_runs_of_its_own_file() -> None:
     (error,) = validated_of(pairs).values()
     assert (error.runs, error.systems) == (2, 1)
     assert error.worst_factor == pytest.approx(1.1)
+
+
+def test_a_published_run_is_of_a_machines_file_where_its_words_leave_the_machine_as_it_is() -> None:
+    """Not with another rate, nor with several devices, nor with a figure that another run gave."""
+    of = {one.name: _file_of(one) for one in published()}
+    assert of["lc-oss20-gb10-0k"] == "gb10"
+    assert of["lc-oss20-4090-aug"] == "rtx4090_pcie4"
+    assert not any(of[name] for name in ("lc-oss20-5080", "lc-oss20-m3u", "st-5090-layers"))
+    drawn = [one.name for one in published() if one.fitted_on]
+    assert len(drawn) > 40
+    assert not any(of[name] for name in drawn)
+    kept = {pair.machine: pair.file for pair in read_pairs(FILE) if pair.basis == "data sheets"}
+    files = {one.machine: _file_of(one) for one in published() if _file_of(one)}
+    assert {k: v for k, v in files.items() if k not in OF_SAME_MACHINE}.items() <= kept.items()
 
 
 def test_lines_are_asked_of_a_measured_machine_and_of_the_phones_tokens() -> None:
