@@ -54,6 +54,8 @@ from sim.verbs.words import read
 
 SOURCES = {"data": ("replay", "recording"), "phone": ("token",), "field": ("published",)}
 """By word, the kinds of runs that it gathers again."""
+ONLY = "only"
+"""What a machine's file says of the runs that were compared, in words."""
 DIGITS = 4
 """Significant digits of an error in a machine's file."""
 OF_SHEETS = 2
@@ -153,6 +155,8 @@ def disagreeing(found: Mapping[str, Validated], sheets: SheetErrors) -> Iterator
     """What a machine's file, or that of data sheets, says of errors where the pairs say otherwise."""
     for name in names("hardware"):
         told, known = of_file("hardware", name).get("validated", NEVER), found.get(name)
+        if isinstance(told, dict):
+            told = {key: value for key, value in told.items() if key != ONLY}
         asked = NEVER if known is None else _rounded(known)
         if told != asked:
             yield f"conf/hardware/{name}.yaml says validated: {told}; its pairs say {asked}"
@@ -169,7 +173,8 @@ def _rounded(error: Validated) -> dict[str, object]:
 
 
 def _digits(error: Validated | SheetErrors, digits: int = DIGITS) -> dict[str, float]:
-    return {name: float(f"{value:.{digits}g}") for name, value in asdict(error).items()}
+    figures = {name: value for name, value in asdict(error).items() if name != ONLY}
+    return {name: float(f"{value:.{digits}g}") for name, value in figures.items()}
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -24,6 +24,8 @@ class Validated:
     - ``median_factor``, ``worst_factor``: the median error, and the largest.
     - ``log_error``: the root of the mean square of the errors' logarithms. An error that all runs
       share counts as an error: nothing is subtracted.
+    - ``only``: what all those runs had that another run may not have, such as all experts on the
+      device; empty where nothing is.
     """
 
     runs: int
@@ -31,6 +33,7 @@ class Validated:
     median_factor: float
     worst_factor: float
     log_error: float
+    only: str = ""
 
     def __post_init__(self) -> None:
         for name in ("runs", "systems"):
@@ -42,6 +45,8 @@ class Validated:
         for name in ("median_factor", "worst_factor"):
             require_range(f"hardware.validated.{name}", getattr(self, name), 1, 1e6, "times")
         require_range("hardware.validated.log_error", self.log_error, 0, 20, "a logarithm")
+        if not isinstance(self.only, str):
+            raise ValueError(f"hardware.validated.only={self.only!r} must be text")
 
     @property
     def short(self) -> str:
@@ -52,7 +57,8 @@ class Validated:
         """``tokens/s are within 33 % of 18 measured runs on this machine (median 3.2 %)``."""
         runs = f"{self.runs} measured run{'s' * (self.runs != 1)}"
         middle = f" (median {_told(self.median_factor)})" if self.runs > 1 else ""
-        return f"tokens/s are within {_told(self.worst_factor)} of {runs} on this machine{middle}"
+        told = f"tokens/s are within {_told(self.worst_factor)} of {runs} on this machine{middle}"
+        return f"{told} with {self.only}" if self.only else told
 
 
 def _told(factor: float) -> str:

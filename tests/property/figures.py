@@ -189,6 +189,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     *rows(f"{H}.validated", "median_factor worst_factor", "compared", TOLD, 1.2, why="an error"),
     *rows(f"{H}.validated", "log_error", "compared", TOLD, 0.4, why="an error"),
+    *rows(f"{H}.validated", "only", "compared", TOLD, "all experts on it", why="words"),
     # A model: what it computes.
     *rows(M, "sites", "plain slices owners drive cpu", SLOWER),
     *rows(M, "hidden expert_intermediate", f"plain {SPLITS} drive cpu", SLOWER),

@@ -35,7 +35,10 @@ def test_it_prints_both_tables_and_leaves_with_1_where_a_line_is_missed(
     assert "errors of predicted times" in told
     assert "missed" in told
     assert "H100, an engine of threads: TRANSPLANTED: gates of tiny_mixtral, sizes of mix" in told
-    assert "RTX 5090; OnePlus 15R; RTX 4090: SYNTHETIC gates: synthetic_qwen3_30b_a3b" in told
+    assert (
+        "RTX 5090; OnePlus 15R; RTX 4090; GB10; Strix Halo: SYNTHETIC gates: synthetic_qwen3_30b_a3b"
+        in told
+    )
     monkeypatch.setattr(fidelity, "all_lines", lambda _: [])
     assert main([]) == 0
 

@@ -148,6 +148,7 @@ def test_the_bits_of_a_weight_are_those_that_each_format_stores() -> None:
         "int2": 2,
         "fp8": 8.001953125,
         "mxfp4": 4.25,
+        "mxfp4_moe": 4.25,
         "int4_g32": 4.5,
         "int4_g128": 4.125,
         "nvfp4": 4.5,

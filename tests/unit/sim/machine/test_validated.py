@@ -34,6 +34,13 @@ def test_an_error_is_told_in_per_cent_or_as_a_factor() -> None:
     large = Validated(1, 1, 3.23, 3.23, 1.2)
     assert str(large) == "tokens/s are within 3.2 times of 1 measured run on this machine"
     assert large.short == "3.2 times, 1 run"
+    some = Validated(3, 1, 1.1, 1.2, 0.1, only="all experts on the device")
+    assert str(some) == (
+        "tokens/s are within 20 % of 3 measured runs on this machine (median 10 %) with all experts on"
+        " the device"
+    )
+    with pytest.raises(ValueError, match=r"^hardware\.validated\.only=5 must be text"):
+        Validated(1, 1, 1.0, 1.0, 0.0, only=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (place / "hardware").mkdir()
     error = ERROR.replace(",", ", ").replace(":", ": ")
     for name, preset in (("known", "calibrated"), ("sheets", "roofline")):
-        text = f"defaults: [rtx4090_pcie4, _self_]\nname: {name}\npreset: {preset}\nvalidated: {error}\n"
+        text = f"defaults: [a5000_pcie4, _self_]\nname: {name}\npreset: {preset}\nvalidated: {error}\n"
         (place / "hardware" / f"{name}.yaml").write_text(text, encoding="utf-8")
     return place
 
@@ -112,7 +112,7 @@ def test_a_run_quotes_its_machine_and_adds_its_error(folder: Any) -> None:
 
 def test_a_machine_from_data_sheets_shares_the_errors_of_all_of_them(folder: Any) -> None:
     """Its own six systems and those machines are averaged; alone these are what is expected."""
-    for machine, own in (("sheets", Validated(18, 6, 1.05, 1.3, 0.1)), ("rtx4090_pcie4", None)):
+    for machine, own in (("sheets", Validated(18, 6, 1.05, 1.3, 0.1)), ("a5000_pcie4", None)):
         result = execute(
             prepared((*FEW, f"hardware={machine}", f"hydra.searchpath=[file://{folder}]"))
         )

@@ -82,9 +82,15 @@ FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8"
         (("system=infinite_link",), "reference", "a reference: copies take no time"),
         (("system=lru",), "transplanted", None),
         (
+            ("system=lru", "hardware=a5000_pcie4"),
+            "machine",
+            "no time of a5000_pcie4 was ever compared with a real machine's",
+        ),
+        (
             ("system=lru",),
             "machine",
-            "no time of rtx4090_pcie4 was ever compared with a real machine's",
+            "rtx4090_pcie4: tokens/s are within 37 % of 3 measured runs on this machine (median 31 %)"
+            " with all experts on the device",
         ),
     ],
 )
