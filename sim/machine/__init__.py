@@ -4,8 +4,9 @@ The names exported here are public: configurations use them.
 """
 
 from sim.machine.attention import LatentAttention
+from sim.machine.compute import Compute, Cpu
 from sim.machine.devices import Device, Devices, Peer
-from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.hardware import Hardware
 from sim.machine.kernels import Kernels
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack

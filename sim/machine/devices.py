@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sim.machine.hardware import Compute, Hardware
+    from sim.machine.compute import Compute
+    from sim.machine.hardware import Hardware
     from sim.machine.link import Link
 
 LAYERS, SLICES, COPIES, OWNERS = "layers", "slices", "copies", "owners"

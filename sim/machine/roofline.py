@@ -8,7 +8,8 @@ from dataclasses import replace
 from math import inf
 
 from sim.machine.attention import attended_tokens, computed_tokens, read_tokens
-from sim.machine.hardware import Compute, Hardware
+from sim.machine.compute import Compute
+from sim.machine.hardware import Hardware
 from sim.machine.kernels import Kernels
 from sim.machine.lanes import Lanes, in_projections
 from sim.machine.model import Model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sim.machine.hardware import Compute
+from sim.machine.compute import Compute
 
 EXPERT_BYTES = 352_321_536
 """The bytes of an expert of Mixtral-8x7B in fp16."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.machine.hardware import Compute, Hardware
+from sim.machine.compute import Compute
+from sim.machine.hardware import Hardware
 from sim.machine.link import Link
 from sim.machine.model import Model
 

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from sim.answers import closed_forms
-from sim.machine.hardware import Cpu
+from sim.machine.compute import Cpu
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered
 from sim.machine.parts import SharedMemory

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.round_machine import small
+from sim.machine.compute import Compute
 from sim.machine.devices import (
     SPLITS,
     Device,
@@ -19,7 +20,7 @@ from sim.machine.devices import (
     faster,
     route_of,
 )
-from sim.machine.hardware import Compute, Hardware
+from sim.machine.hardware import Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Pages, Reads
 from sim.machine.model import Model

@@ -11,9 +11,10 @@ from hydra import compose, initialize_config_dir
 
 from helpers import round_machine
 from helpers.round_machine import compute
+from sim.machine.compute import Cpu
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, Contention
 from sim.machine.devices import Devices, Peer
-from sim.machine.hardware import Cpu, Hardware
+from sim.machine.hardware import Hardware
 from sim.machine.link import Link
 from sim.machine.measured import Measured
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory, Swap

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.round_machine import machine, small
-from sim.machine.hardware import Cpu
+from sim.machine.compute import Cpu
 from sim.machine.ledger import Ledger, check_ledger, full_ledger, make_ledger, overflow_bytes
 from sim.machine.link import Link
 from sim.machine.link_parts import Pages

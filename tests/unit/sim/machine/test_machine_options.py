@@ -9,7 +9,8 @@ import pytest
 
 from helpers import round_machine
 from helpers.round_machine import small
-from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.compute import Compute, Cpu
+from sim.machine.hardware import Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Scattered
 from sim.machine.measured import Measured, time_ns

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sim.machine.attention import LatentAttention
+from sim.machine.compute import Compute, Cpu
 from sim.machine.devices import Devices, Peer
-from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.hardware import Hardware
 from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.round_machine import machine, small
-from sim.machine.hardware import Cpu
+from sim.machine.compute import Cpu
 from sim.machine.lanes import Lanes
 from sim.machine.link_parts import Unpack
 from sim.machine.measured import Measured

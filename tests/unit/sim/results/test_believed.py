@@ -32,7 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (place / "hardware").mkdir()
     error = ERROR.replace(",", ", ").replace(":", ": ")
     for name, preset in (("known", "calibrated"), ("sheets", "roofline")):
-        text = f"defaults: [a5000_pcie4, _self_]\nname: {name}\npreset: {preset}\nvalidated: {error}\n"
+        text = (
+            f"defaults: [a5000_pcie4, _self_]\nname: {name}\npreset: {preset}\nvalidated: {error}\n"
+        )
         (place / "hardware" / f"{name}.yaml").write_text(text, encoding="utf-8")
     return place
 
