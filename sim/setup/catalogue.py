@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from sim.values.fields import HEADER_FILE
-from sim.values.places import CONF, ROOT
+from sim.values.places import CONF, MECHANISMS, ROOT
 from sim.values.units import GIB, MIB
 from sim.verbs.names import names, nearest, of_file, read
 
@@ -24,16 +24,6 @@ if TYPE_CHECKING:  # numpy comes with it, and each kind of line imports what it 
 
 Row = tuple[str, ...]
 Section = Mapping[str, Any]
-MECHANISMS = (
-    "predictor",
-    "cache",
-    "ram_cache",
-    "precision",
-    "placement",
-    "payload",
-    "loader",
-    "kernels",
-)
 GIVEN = "???"
 """A value that the command line must give."""
 

@@ -18,18 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.setup.composing import compose_plainly
-from sim.values.places import CONF, name_of
+from sim.values.places import CONF, MECHANISMS, name_of
 
-MECHANISMS = (
-    "predictor",
-    "cache",
-    "ram_cache",
-    "precision",
-    "placement",
-    "payload",
-    "loader",
-    "kernels",
-)
 ONE_AT_A_TIME = Lock()
 """Hydra has one state in a process, which threads would take from each other."""
 SURROUNDINGS = ("hardware", "devices", "model", "trace", "workload")

@@ -27,6 +27,17 @@ UNFINISHED = ".unfinished"
 WORDS_OF_YAML = ("null", "true", "false", "nan", "inf")
 QUOTED = re.compile(r"'([^'\\]|\\+[^\\])*\\*'")
 """A text in quotes. A quote inside has a backslash before it."""
+MECHANISMS = (
+    "predictor",
+    "cache",
+    "ram_cache",
+    "precision",
+    "placement",
+    "payload",
+    "loader",
+    "kernels",
+)
+"""The folders of ``conf/`` from which a system chooses, and a command line may choose another file."""
 
 
 def quoted(text: str) -> str:

@@ -24,7 +24,7 @@ from sim.setup.build import build
 from sim.setup.parts import PARTS, make_part
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace
-from sim.values.places import ROOT
+from sim.values.places import MECHANISMS, ROOT
 from sim.verbs.names import names
 
 CONF = ROOT / "conf"
@@ -33,16 +33,6 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.n
 """All but studies, which are files of `sim.study`'s and no options of a run."""
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 SYSTEMS = [name for group, name in OPTIONS if group == "system"]
-MECHANISMS = (
-    "predictor",
-    "cache",
-    "ram_cache",
-    "precision",
-    "placement",
-    "payload",
-    "loader",
-    "kernels",
-)
 CHOSEN = ("predictor", "cache", "precision", "placement", "payload", "loader", "kernels")
 """What a system may choose, in the order of its file; placement and payload only where they are
 not the usual ones.

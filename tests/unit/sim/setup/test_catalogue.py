@@ -17,7 +17,6 @@ from sim.setup import catalogue
 from sim.setup.catalogue import (
     GIVEN,
     KINDS,
-    MECHANISMS,
     first_sentence,
     machine_row,
     model_row,
@@ -28,7 +27,7 @@ from sim.setup.catalogue import (
     workload_row,
 )
 from sim.values.fields import HEADER_FILE
-from sim.values.places import ROOT
+from sim.values.places import MECHANISMS, ROOT
 from sim.verbs.names import of_file
 
 
