@@ -29,7 +29,11 @@ ROLES = ("identity", "predicted", "transferred", "fitted", "input", "not identif
 NAMED = ("class_lru", "lfru", "least_stale", "lru_warm")
 VERDICTS = ("holds", "reachable", "misses", "misprint")
 NAMES = {"hobbit": "HOBBIT", "edgemoe": "EdgeMoE", "fate": "Fate", "floe": "FloE"}
-LONG = {LIKE: "tokens=256", NEXT: "tokens=256 sequences=24"}
+LONG = {
+    "gpt_oss_20b": "tokens=16 sequences=64",
+    LIKE: "tokens=256",
+    NEXT: "tokens=256 sequences=24",
+}
 """By model, gates whose hits count. Those of the others are of runs with whole layers on the CPU."""
 PROMPTS = {
     LIKE: 4096,
