@@ -280,6 +280,8 @@ def refused_together(cfg: DictConfig) -> str | None:
     """The pairs of mechanisms that no run can have (contracts C140 to C142), as what the
     refusal says.
     """
+    if cfg.kernels.get("together") and cfg.loader.get("wait", "wait_all") != "wait_all":
+        return "kernels.together takes a layer's experts together"
     knows_its_reach = cfg.predictor._target_.rpartition(".")[2] in ("ExpectedNeeds", "NoPrediction")
     if cfg.loader.prefetch_budget == "in_time" and not knows_its_reach:
         return "in_time needs a predictor that says how far ahead it forecasts"
