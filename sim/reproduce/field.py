@@ -76,7 +76,9 @@ rate at which attention reads keys and values.
 """
 GAVE_LAUNCH = ("lc-oss20-strix-0k", "lc-q30-strix-0k", "lc-q30f16-strix-0k")
 """The runs that gave ``conf/hardware/strix_halo.yaml`` the time of a launch."""
-FITTED = {*GAVE_ATTENTION, *GAVE_LAUNCH}
+GAVE_HEADS = ("lc-oss20-gb10-pp-8k", "lc-oss20-gb10-pp-32k", "lc-q30q8-gb10-pp-32k")
+"""The prompts that gave ``conf/kernels/llama_cpp.yaml`` the least width of a head."""
+FITTED = {*GAVE_ATTENTION, *GAVE_LAUNCH, *GAVE_HEADS}
 """Runs from which a figure was drawn that all runs have. They are not scored."""
 
 
